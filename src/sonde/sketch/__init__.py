@@ -1,0 +1,33 @@
+"""The sketch: the mergeable summary of a tensor, and everything read off it. numpy only."""
+
+from sonde.sketch.columns import concatenate as concatenate
+from sonde.sketch.columns import from_dense as from_dense
+from sonde.sketch.columns import merge_groups as merge_groups
+from sonde.sketch.formats import FORMATS as FORMATS
+from sonde.sketch.formats import Format as Format
+from sonde.sketch.formats import Loss as Loss
+from sonde.sketch.model import Exponents as Exponents
+from sonde.sketch.model import Histogram as Histogram
+from sonde.sketch.model import Sketch as Sketch
+from sonde.sketch.model import row as row
+from sonde.sketch.statistics import NAMES as STATISTICS
+from sonde.sketch.statistics import needs_bins as needs_bins
+from sonde.sketch.statistics import quantiles as quantiles
+from sonde.sketch.statistics import statistic as statistic
+
+__all__ = [
+    "FORMATS",
+    "STATISTICS",
+    "Exponents",
+    "Format",
+    "Histogram",
+    "Loss",
+    "Sketch",
+    "concatenate",
+    "from_dense",
+    "merge_groups",
+    "needs_bins",
+    "quantiles",
+    "row",
+    "statistic",
+]

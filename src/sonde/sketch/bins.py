@@ -1,0 +1,167 @@
+"""The 2048 bins: where each begins, and what can be told from how many values fell into each.
+
+A bin is the top 11 bits of a float32: sign, 8 exponent bits, 2 mantissa bits. Four bins per octave,
+the same for every tensor, step, run and machine. Everything here is exact where a question's edges
+are bin edges, and says how far off it can be where they are not.
+
+Arrays of bins are dense (2048 counts) in this module; `Sketches` keeps them sparse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sonde.record import N_BINS
+
+HALF: Final = N_BINS // 2
+"""Bins below are for non-negative values in rising order, from here on for negative ones, mirrored."""
+
+INF_BIN: Final = 1020
+"""Bin of +Inf (and of float64 values beyond float32); -Inf is `INF_BIN + HALF`. NaN has no bin."""
+
+RELATIVE_WIDTH: Final = 0.25
+"""No bin of normal numbers is wider than this share of its smallest magnitude."""
+
+MIN_EXPONENT: Final = -129
+"""Exponent column that pools all magnitudes below 2**-128 (float32 subnormals of two bits' depth)."""
+
+
+def _magnitudes() -> NDArray[np.float64]:
+    bits = (np.arange(INF_BIN + 1, dtype=np.uint32) << 21).view(np.float32)
+    edges = bits.astype(np.float64)
+    edges[INF_BIN] = 2.0**128
+    return edges
+
+
+EDGES: Final[NDArray[np.float64]] = _magnitudes()
+"""Lower magnitude edge of bins 0..1019, then the upper edge of the last: 1021 rising numbers."""
+
+EDGES.setflags(write=False)
+
+EXPONENTS: Final[NDArray[np.int64]] = np.concatenate(
+    [[MIN_EXPONENT, -128, -127, -127], np.repeat(np.arange(-126, 128), 4)]
+)
+"""floor(log2|x|) of bins 0..1019."""
+
+EXPONENTS.setflags(write=False)
+
+
+def bin_of(values: ArrayLike) -> NDArray[np.int64]:
+    """Bin id of each value after rounding to float32; -1 for NaN."""
+    with np.errstate(over="ignore"):
+        x = np.asarray(values, dtype=np.float64).astype(np.float32)
+    ids = (x.view(np.uint32) >> 21).astype(np.int64)
+    return np.where(np.isnan(x), -1, ids)
+
+
+def magnitudes(bins: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Counts of both signs together, 1020 finite bins from the smallest magnitude up."""
+    return bins[..., :INF_BIN] + bins[..., HALF : HALF + INF_BIN]
+
+
+def exponent_counts(
+    bins: NDArray[np.int64], zeros: int | NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Column n counts 2**n <= |x| < 2**(n+1); zeros are left out. Exact.
+
+    Returns the exponents (-129..127; -129 stands for everything below 2**-128) and the counts.
+    """
+    both = magnitudes(bins).copy()
+    both[..., 0] -= zeros
+    exponents = np.arange(MIN_EXPONENT, 128)
+    counts = np.zeros((*both.shape[:-1], len(exponents)), dtype=np.int64)
+    for i, exponent in enumerate(EXPONENTS[:4]):
+        counts[..., exponent - MIN_EXPONENT] += both[..., i]
+    counts[..., 3:] = both[..., 4:].reshape(*both.shape[:-1], -1, 4).sum(axis=-1)
+    return exponents, counts
+
+
+def below(bins: NDArray[np.int64], zeros: int, threshold: float) -> int:
+    """How many non-zero values are smaller in magnitude than `threshold`. Exact at a bin edge."""
+    whole = int(np.searchsorted(EDGES, threshold, side="left"))
+    return int(magnitudes(bins)[:whole].sum()) - zeros if whole else 0
+
+
+def at_least(bins: NDArray[np.int64], threshold: float) -> int:
+    """How many finite values have a magnitude in bins that begin at `threshold` or above."""
+    first = int(np.searchsorted(EDGES, threshold, side="left"))
+    return int(magnitudes(bins)[first:].sum())
+
+
+def pieces(
+    bins: NDArray[np.int64], zeros: int, low: float, high: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """The finite values as a rising staircase: lower edge, upper edge and count of each piece.
+
+    Zero is a piece of no width. The outermost pieces are cut to `low` and `high`, the smallest and
+    largest finite value, so nothing is claimed outside of what was seen.
+    """
+    negative = bins[HALF : HALF + INF_BIN].astype(np.float64)
+    positive = bins[:INF_BIN].astype(np.float64)
+    tiny = negative[0] + positive[0] - zeros
+    negative[0] = tiny / 2 if low < 0 < high else (tiny if low < 0 else 0.0)
+    positive[0] = tiny - negative[0]
+    left = np.concatenate([-EDGES[1:][::-1], [0.0], EDGES[:-1]])
+    right = np.concatenate([-EDGES[:-1][::-1], [0.0], EDGES[1:]])
+    counts = np.concatenate([negative[::-1], [float(zeros)], positive])
+    kept = counts > 0
+    left, right, counts = left[kept], right[kept], counts[kept]
+    if len(left):
+        np.clip(left, low, high, out=left)
+        np.clip(right, low, high, out=right)
+    return left, right, counts
+
+
+def quantiles(
+    bins: NDArray[np.int64], zeros: int, low: float, high: float, q: Sequence[float]
+) -> NDArray[np.float64]:
+    """Quantiles of the finite values, linear inside a bin; NaN when there are none.
+
+    The order statistic of rank ceil(q * n) lies in the bin that is read off, so the answer is off by
+    less than that bin's width: at most 25 % of its magnitude. q = 0 and q = 1 are exact.
+    """
+    left, right, counts = pieces(bins, zeros, low, high)
+    wanted = np.asarray(q, dtype=np.float64)
+    if wanted.size and not ((wanted >= 0) & (wanted <= 1)).all():
+        raise ValueError(f"Quantiles must lie between 0 and 1, got {list(q)}.")
+    total = counts.sum()
+    if total == 0:
+        return np.full(wanted.shape, np.nan)
+    upto = np.cumsum(counts)
+    rank = wanted * total
+    at = np.minimum(np.searchsorted(upto, rank, side="left"), len(counts) - 1)
+    inside = np.clip((rank - (upto[at] - counts[at])) / counts[at], 0.0, 1.0)
+    found = left[at] + inside * (right[at] - left[at])
+    return np.where(wanted <= 0, low, np.where(wanted >= 1, high, found))
+
+
+def histogram(
+    bins: NDArray[np.int64], zeros: int, low: float, high: float, edges: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Finite values in each of the intervals [edges[i], edges[i + 1]), the last one closed.
+
+    Values are spread evenly over the bin they fell in, so counts can be fractional; where an edge is
+    a bin edge the split is exact. What lies outside of the edges is not counted.
+    """
+    left, right, counts = pieces(bins, zeros, low, high)
+    points = left == right
+    result = np.zeros(len(edges) - 1)
+    if points.any():
+        at = np.searchsorted(edges, left[points], side="right") - 1
+        at = np.where(left[points] == edges[-1], len(result) - 1, at)
+        inside = (at >= 0) & (at < len(result))
+        np.add.at(result, at[inside], counts[points][inside])
+    spread = ~points
+    if spread.any():
+        a, b, c = left[spread], right[spread], counts[spread]
+        # Pieces rise without overlapping, so the share below each edge is one interpolation
+        # of the running count; gaps between pieces hold nothing and interpolate flat.
+        x = np.column_stack([a, b]).ravel()
+        running = np.concatenate([[0.0], np.cumsum(c)])
+        y = np.column_stack([running[:-1], running[1:]]).ravel()
+        result += np.diff(np.interp(edges, x, y))
+    return result

@@ -1,0 +1,256 @@
+"""The sketch: a small summary of a tensor that merges exactly, and all that is read off it.
+
+    whole = sketch_of_first_half.merge(sketch_of_second_half)
+    whole.mean, whole.rms, whole.quantile(0.99)
+    whole.histogram(edges)          # on any edges, chosen afterwards
+    whole.loss("float8_e4m3fn")     # what would fp8 lose here?
+
+Counts, extrema and bins merge to the bit; sums to float64 rounding. A sketch is a value: nothing
+changes it. Making one from a tensor is the business of `sonde.kernels`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sonde.record import COUNTS, EXTREMA, N_BINS, SUMS, Sketches
+from sonde.sketch import bins as _bins
+from sonde.sketch import formats as _formats
+from sonde.sketch import statistics as _statistics
+from sonde.sketch.columns import from_dense
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Counts between edges: `counts[i]` values lie in [edges[i], edges[i + 1]).
+
+    `zeros` are also inside `counts`; `nans` and `infs` are not. `outside` finite values lie beyond
+    the edges.
+    """
+
+    edges: NDArray[np.float64]
+    counts: NDArray[np.float64]
+    zeros: int
+    nans: int
+    infs: int
+    outside: float
+
+
+@dataclass(frozen=True, slots=True)
+class Exponents:
+    """Values by power of two: `counts[i]` values have 2**exponents[i] <= |x| < 2**(exponents[i] + 1).
+
+    Zeros, NaN and infinities stand apart. Exponent -129 pools all magnitudes below 2**-128.
+    """
+
+    exponents: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    zeros: int
+    nans: int
+    pos_infs: int
+    neg_infs: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sketch:
+    """Summary of all values seen at a site: counts, sums, extrema and 2048 bins."""
+
+    count: int
+    zeros: int
+    nans: int
+    pos_infs: int
+    neg_infs: int
+    subnormals: int
+    sum: float
+    sum_abs: float
+    sum_sq: float
+    sum_4: float
+    min: float
+    max: float
+    min_abs: float
+    bins: NDArray[np.int64]
+
+    @staticmethod
+    def empty() -> Sketch:
+        """The sketch of no values: the identity of `merge`."""
+        return _EMPTY
+
+    @staticmethod
+    def merged(sketches: Iterable[Sketch]) -> Sketch:
+        """All of them together; the empty sketch if there are none."""
+        return reduce(Sketch.merge, sketches, _EMPTY)
+
+    def merge(self, other: Sketch) -> Sketch:
+        """Sketch of both samples, as if they had been seen together."""
+        return Sketch(
+            **{n: getattr(self, n) + getattr(other, n) for n in (*COUNTS, *SUMS)},
+            min=min(self.min, other.min),
+            max=max(self.max, other.max),
+            min_abs=min(self.min_abs, other.min_abs),
+            bins=_frozen(self.bins + other.bins),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sketch):
+            return NotImplemented
+        scalars = all(getattr(self, n) == getattr(other, n) for n in (*COUNTS, *SUMS, *EXTREMA))
+        return scalars and np.array_equal(self.bins, other.bins)
+
+    __hash__ = None  # type: ignore[assignment]  # holds an array; compare, do not hash
+
+    def __repr__(self) -> str:
+        if self.finite == 0:
+            return f"Sketch(count={self.count}, nans={self.nans}, infs={self.infs})"
+        text = f"Sketch(count={self.count}, mean={self.mean:.4g}, std={self.std:.4g}"
+        text += f", min={self.min:.4g}, max={self.max:.4g}"
+        bad = self.nans + self.infs
+        return f"{text}, nonfinite={bad})" if bad else f"{text})"
+
+    # -- read off ------------------------------------------------------------------------------
+
+    @property
+    def finite(self) -> int:
+        """How many values are neither NaN nor infinite."""
+        return self.count - self.nans - self.infs
+
+    @property
+    def infs(self) -> int:
+        return self.pos_infs + self.neg_infs
+
+    @property
+    def mean(self) -> float:
+        return self.stat("mean")
+
+    @property
+    def std(self) -> float:
+        """Unbiased standard deviation; NaN below two values.
+
+        From float64 sums, so digits are lost when |mean| is far above std: about
+        1e-16 * (mean / std)**2 relative.
+        """
+        return self.stat("std")
+
+    @property
+    def var(self) -> float:
+        return self.stat("var")
+
+    @property
+    def norm(self) -> float:
+        """L2 norm of the finite values."""
+        return self.stat("norm")
+
+    @property
+    def rms(self) -> float:
+        return self.stat("rms")
+
+    @property
+    def rm4(self) -> float:
+        return self.stat("rm4")
+
+    @property
+    def rm8(self) -> float:
+        """Eighth root of the mean eighth power, from the bins: within 12 %."""
+        return self.stat("rm8")
+
+    @property
+    def abs_mean(self) -> float:
+        return self.stat("abs_mean")
+
+    @property
+    def max_abs(self) -> float:
+        return self.stat("max_abs")
+
+    @property
+    def sparsity(self) -> float:
+        """Share of exact zeros."""
+        return self.stat("sparsity")
+
+    def stat(self, name: str) -> float:
+        """Any statistic by name, as in `run.stats(stat=...)`."""
+        return float(_statistics.statistic(name)(self.columns())[0])
+
+    def quantile(self, q: float) -> float:
+        """Value below which a share `q` of the finite values lies; off by less than a bin (25 %)."""
+        return float(self.quantiles([q])[0])
+
+    def quantiles(self, q: Sequence[float]) -> NDArray[np.float64]:
+        return _bins.quantiles(self.bins, self.zeros, self.min, self.max, q)
+
+    def histogram(self, edges: ArrayLike | int = 50) -> Histogram:
+        """Counts on any edges; a number asks for that many equal bins between min and max."""
+        asked = self._equal_edges(edges) if isinstance(edges, int) else _checked_edges(edges)
+        counts = _bins.histogram(self.bins, self.zeros, self.min, self.max, asked)
+        outside = max(self.finite - float(counts.sum()), 0.0)
+        return Histogram(asked, counts, self.zeros, self.nans, self.infs, outside)
+
+    def exponents(self) -> Exponents:
+        """Exact counts per power of two, cut to the range that holds any."""
+        exponents, counts = _bins.exponent_counts(self.bins, self.zeros)
+        held = np.flatnonzero(counts)
+        cut = slice(held[0], held[-1] + 1) if len(held) else slice(0, 0)
+        return Exponents(
+            exponents[cut], counts[cut], self.zeros, self.nans, self.pos_infs, self.neg_infs
+        )
+
+    def loss(self, format: str, scale: float = 1.0) -> _formats.Loss:
+        """Share of non-zero values that would underflow, turn subnormal or overflow in a format."""
+        return _formats.loss(self.bins, self.zeros, self.max_abs, format, scale)
+
+    def columns(self) -> Sketches:
+        """This one sketch as columns."""
+        return from_dense(
+            np.array([[getattr(self, n) for n in COUNTS]], dtype=np.int64),
+            np.array([[getattr(self, n) for n in SUMS]], dtype=np.float64),
+            np.array([[getattr(self, n) for n in EXTREMA]], dtype=np.float64),
+            self.bins[None, :],
+        )
+
+    def _equal_edges(self, n: int) -> NDArray[np.float64]:
+        if n < 1:
+            raise ValueError(f"A histogram needs at least one bin, got {n}.")
+        if self.finite == 0:
+            return np.linspace(0.0, 1.0, n + 1)
+        low, high = self.min, self.max
+        if low == high:
+            low, high = low - 0.5, high + 0.5
+        return np.linspace(low, high, n + 1)
+
+
+def row(s: Sketches, i: int) -> Sketch:
+    """Row `i` of columns as a sketch of its own."""
+    bins = np.zeros(N_BINS, dtype=np.int64)
+    held = slice(s.offsets[i], s.offsets[i + 1])
+    bins[s.bin_ids[held]] = s.bin_counts[held]
+    return Sketch(
+        **{n: int(v) for n, v in zip(COUNTS, s.counts[i], strict=True)},
+        **{n: float(v) for n, v in zip(SUMS, s.sums[i], strict=True)},
+        **{n: float(v) for n, v in zip(EXTREMA, s.extrema[i], strict=True)},
+        bins=_frozen(bins),
+    )
+
+
+def _checked_edges(edges: ArrayLike) -> NDArray[np.float64]:
+    checked = np.asarray(edges, dtype=np.float64)
+    if checked.ndim != 1 or len(checked) < 2 or not (np.diff(checked) > 0).all():
+        raise ValueError("`edges` must be at least two rising numbers, or how many bins to make.")
+    return checked
+
+
+def _frozen(bins: NDArray[np.int64]) -> NDArray[np.int64]:
+    bins.setflags(write=False)
+    return bins
+
+
+_EMPTY = Sketch(
+    **dict.fromkeys(COUNTS, 0),
+    **dict.fromkeys(SUMS, 0.0),
+    min=np.inf,
+    max=-np.inf,
+    min_abs=np.inf,
+    bins=_frozen(np.zeros(N_BINS, dtype=np.int64)),
+)
