@@ -1,0 +1,194 @@
+"""Attempts: who wrote a run, when, whether they still do, and how it ended."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from sonde.store import documents, provenance
+from sonde.store.documents import DamagedError, Document
+from sonde.store.files import Files, publish
+from sonde.store.segments import Attempt, rank_folder
+
+FOLDER: Final = "ranks"
+STALE_S: Final = 30.0
+"""A heartbeat older than this, of a process that cannot be looked at, counts as dead."""
+
+Status = Literal["live", "finished", "failed", "crashed"]
+
+_FILE: Final = re.compile(r"r(\d{5,9})\.a(\d{4,9})-([0-9a-f]{4})(\.hb|\.end)?\.json")
+_PARTS: Final = {None: "start", ".hb": "heartbeat", ".end": "end"}
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """What is known of an attempt. A part that is missing or damaged is an empty document."""
+
+    attempt: Attempt
+    start: Document = field(default_factory=dict)
+    heartbeat: Document = field(default_factory=dict)
+    end: Document = field(default_factory=dict)
+    heartbeat_ns: int = 0
+    """When the heartbeat was written, by the clock of the file system."""
+
+    @property
+    def resume_from_step(self) -> int | None:
+        return _integer(self.start.get("resume_from_step"))
+
+    @property
+    def latest(self) -> Document:
+        """The end if there is one, else the last heartbeat."""
+        return self.end or self.heartbeat
+
+    @property
+    def reason(self) -> str | None:
+        found = self.end.get("reason")
+        return found if isinstance(found, str) else None
+
+    def last_seq(self, table: str) -> int:
+        """The last segment of the table that is known to have been published; -1 if none."""
+        found = self.latest.get("last_seq")
+        last = _integer(found.get(table)) if isinstance(found, dict) else None
+        return -1 if last is None else last
+
+    def status(self, now_ns: int | None = None) -> Status:
+        """Whether it still writes, and if not, how it ended."""
+        if self.end:
+            return "failed" if (self.reason or "").startswith("failed") else "finished"
+        alive = self._is_process_alive()
+        if alive is not None:
+            return "live" if alive else "crashed"
+        now_ns = time.time_ns() if now_ns is None else now_ns
+        wall = _integer(self.heartbeat.get("wall_ns") or self.start.get("wall_ns")) or 0
+        age_s = (now_ns - max(wall, self.heartbeat_ns)) / 1e9
+        return "live" if age_s < STALE_S else "crashed"
+
+    def _is_process_alive(self) -> bool | None:
+        """None when it runs where its process id says nothing here."""
+        pid, space = _integer(self.start.get("pid")), self.start.get("process_space")
+        here = provenance.process_space()
+        if pid is None or pid <= 0 or not here or space != here:
+            return None
+        began = provenance.process_start(pid)
+        if began == "":
+            return None
+        return began is not None and began == self.start.get("process_start")
+
+
+def claim(files: Files, root: str, rank: int, taken: Iterable[Attempt]) -> Attempt:
+    """A new attempt of the rank, with a number that nobody else has."""
+    number = 1 + max((a.number for a in taken if a.rank == rank), default=-1)
+    while True:
+        mark = os.path.join(root, FOLDER, f".claim-{rank_folder(rank)}.a{number:04d}")
+        try:
+            files.close(files.create(mark))
+        except FileExistsError:
+            number += 1
+            continue
+        return Attempt(rank, number, os.urandom(2).hex())
+
+
+def begin(files: Files, root: str, attempt: Attempt, **facts: object) -> None:
+    """Publish the start of an attempt."""
+    pid = os.getpid()
+    start = {
+        **facts,
+        **identity(attempt),
+        "pid": pid,
+        "process_start": provenance.process_start(pid),
+        "process_space": provenance.process_space(),
+        "host": provenance.hostname(),
+        "wall_ns": time.time_ns(),
+        "monotonic_ns": time.monotonic_ns(),
+    }
+    folder = os.path.join(root, FOLDER)
+    publish(files, folder, f"{attempt.stem}.json", documents.dump(start))
+
+
+def identity(attempt: Attempt) -> dict[str, object]:
+    """The fields by which each of its files says whose it is."""
+    return {"rank": attempt.rank, "attempt": attempt.number, "token": attempt.token}
+
+
+def names(root: str) -> set[Attempt]:
+    """Every attempt that has a file, sound or not."""
+    return {attempt for attempt, _ in _listed(root).values()}
+
+
+class AttemptReader:
+    """Reads the attempts of a run again and again, opening only the files that changed."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._cache: dict[str, tuple[tuple[int, int, int], Document | DamagedError]] = {}
+
+    def read(self) -> tuple[dict[Attempt, AttemptRecord], dict[str, str]]:
+        """Attempts, and what is wrong with which file (relative to the run)."""
+        parts: dict[Attempt, dict[str, Any]] = {}
+        problems: dict[str, str] = {}
+        for name, (attempt, part) in _listed(self._root).items():
+            kept = parts.setdefault(attempt, {})
+            try:
+                document, written_ns = self._load(name)
+                _agree(document, attempt)
+                kept[part] = document
+            except FileNotFoundError:
+                continue
+            except (DamagedError, OSError) as error:
+                problems[f"{FOLDER}/{name}"] = str(error)
+                continue
+            if part == "heartbeat":
+                kept["heartbeat_ns"] = written_ns
+        return {a: AttemptRecord(a, **kept) for a, kept in sorted(parts.items())}, problems
+
+    def _load(self, name: str) -> tuple[Document, int]:
+        path = os.path.join(self._root, FOLDER, name)
+        status = os.lstat(path)
+        stamp = (status.st_size, status.st_mtime_ns, status.st_ino)
+        known = self._cache.get(name)
+        if known is None or known[0] != stamp:
+            found: Document | DamagedError
+            try:
+                found = documents.load(path)
+            except DamagedError as error:
+                found = error
+            known = self._cache[name] = (stamp, found)
+        if isinstance(known[1], DamagedError):
+            raise known[1]
+        return known[1], status.st_mtime_ns
+
+
+def run_status(records: Mapping[Attempt, AttemptRecord]) -> Status:
+    """The status of the whole run, from the last attempt of each rank."""
+    last = {a.rank: record for a, record in sorted(records.items())}
+    found = {record.status() for record in last.values()}
+    order: tuple[Status, ...] = ("live", "crashed", "failed", "finished")
+    return next((status for status in order if status in found), "crashed")
+
+
+def _listed(root: str) -> dict[str, tuple[Attempt, str]]:
+    try:
+        listed = os.listdir(os.path.join(root, FOLDER))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    found = {}
+    for name in sorted(listed):
+        match = _FILE.fullmatch(name)
+        if match:
+            attempt = Attempt(int(match[1]), int(match[2]), match[3])
+            found[name] = (attempt, _PARTS[match[4]])
+    return found
+
+
+def _agree(document: Document, attempt: Attempt) -> None:
+    said = (document.get("rank"), document.get("attempt"), document.get("token"))
+    if said != (attempt.rank, attempt.number, attempt.token):
+        raise DamagedError("says inside that it is another attempt")
+
+
+def _integer(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,141 @@
+"""The catalogue: which sites a run has, and which of them a pattern or a name means."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import translate
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from sonde._errors import SondeError
+from sonde.record import KINDS, Site
+
+Kinds = str | Sequence[str] | None
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """All sites of a run in the order in which they were first met."""
+
+    sites: tuple[Site, ...]
+
+    @staticmethod
+    def from_rows(rows: pa.Table) -> Catalogue:
+        columns: list[list[Any]] = [rows[c].to_pylist() for c in ("module", "kind", "call", "slot")]
+        found = (Site(str(m), k, int(c), str(s)) for m, k, c, s in zip(*columns, strict=True))
+        return Catalogue(tuple(dict.fromkeys(found)))
+
+    @cached_property
+    def by_name(self) -> dict[str, Site]:
+        return {site.name: site for site in self.sites}
+
+    @cached_property
+    def order(self) -> dict[str, int]:
+        """Position of each site by name."""
+        return {site.name: i for i, site in enumerate(self.sites)}
+
+    def select(self, pattern: str = "*", kind: Kinds = None) -> list[Site]:
+        """Sites whose path matches a glob (`*` also spans dots) or `re:...`, of the given kinds.
+
+        The path of a parameter is its full name (`fc.weight`), of all others the module's path. If
+        no path matches, modules are tried: `fc` with kind `param` finds what `fc` owns. Raises if
+        the pattern is a plain path that the run does not know at all.
+        """
+        kinds = self.kinds(kind)
+        matches = _matcher(pattern)
+        of_kind = [site for site in self.sites if kinds is None or site.kind in kinds]
+        found = [site for site in of_kind if matches(site.path)]
+        found = found or [site for site in of_kind if matches(site.module)]
+        is_known = any(pattern in {s.path, s.module} for s in self.sites)
+        if self.sites and not (found or is_known or _is_pattern(pattern)):
+            raise SondeError(f"There is no site `{pattern}` in this run.{self._nearest(pattern)}")
+        return found
+
+    def kinds(self, kind: Kinds) -> frozenset[str] | None:
+        """The kinds asked for; None for all. Raises on a kind that does not exist."""
+        if kind is None:
+            return None
+        asked = [kind] if isinstance(kind, str) else list(kind)
+        known = {*KINDS, *(site.kind for site in self.sites)}
+        for one in asked:
+            if one not in known:
+                raise SondeError(f"Unknown kind `{one}`. Known are: {', '.join(KINDS)}.")
+        return frozenset(asked)
+
+    def resolve(
+        self,
+        site: str,
+        kind: str | None = None,
+        *,
+        call: int | None = None,
+        slot: str | None = None,
+    ) -> Site:
+        """The one site meant by a printable name, or by a path with a kind (and call, and slot)."""
+        kinds = self.kinds(kind)
+        exact = self.by_name.get(site)
+        if exact is not None and (kinds is None or exact.kind in kinds):
+            return exact
+        here = [s for s in self.sites if site in {s.path, s.module}]
+        found = [
+            s
+            for s in here
+            if (kinds is None or s.kind in kinds)
+            and (call is None or s.call == call)
+            and (slot is None or s.slot == slot)
+        ]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise SondeError(
+                f"`{site}` means {len(found)} sites: {_listed(s.name for s in found)}. "
+                "Give one of these names, or `kind=`, `call=` and `slot=`."
+            )
+        if here:
+            have = _listed(s.name for s in here)
+            raise SondeError(f"`{site}` has no {_asked(kind, call, slot)}. It has: {have}.")
+        raise SondeError(f"There is no site `{site}` in this run.{self._nearest(site)}")
+
+    def _nearest(self, site: str) -> str:
+        known = dict.fromkeys(n for s in self.sites for n in (s.name, s.path, s.module) if n)
+        near = difflib.get_close_matches(site, list(known)[:20_000], n=5, cutoff=0.5)
+        if near:
+            return f" The nearest are: {_listed(near)}."
+        return f" It has {len(self.sites)} sites: see `run.sites`."
+
+
+def _matcher(pattern: str) -> Callable[[str], bool]:
+    if pattern == "*":
+        return lambda _: True
+    if pattern.startswith("re:"):
+        try:
+            expression = re.compile(pattern[3:])
+        except re.error as error:
+            raise SondeError(f"`{pattern}` is not a regular expression: {error}.") from None
+        return lambda text: expression.fullmatch(text) is not None
+    glob = re.compile(translate(pattern))
+    return lambda text: text == pattern or glob.match(text) is not None
+
+
+def _is_pattern(text: str) -> bool:
+    return text.startswith("re:") or any(c in text for c in "*?[")
+
+
+def _listed(names: Iterable[str], limit: int = 8) -> str:
+    all_names = list(names)
+    shown = ", ".join(f"`{n}`" for n in all_names[:limit])
+    more = len(all_names) - limit
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _asked(kind: str | None, call: int | None, slot: str | None) -> str:
+    parts = [f"`{kind}`" if kind else "site"]
+    if call is not None:
+        parts.append(f"call {call}")
+    if slot is not None:
+        parts.append(f"slot `{slot}`")
+    return " ".join(parts)

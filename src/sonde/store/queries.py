@@ -1,0 +1,327 @@
+"""Questions in SQL: the DuckDB connection of a run and the views that it offers.
+
+Views, as documented for users (`run.sql`):
+
+* `stats`    one row per step, phase and site: ranks merged, replaced attempts hidden, every named
+             statistic that needs no bins as a column; null where there is nothing to say
+* `bins`     one row per step, phase, site and occupied bin, with the bin's edges
+* `scalars`, `metrics`, `sites`, `events`
+* `records`, `numbers`  the rows as they were written, per rank and attempt, with `replaced`
+
+Only files that a snapshot has checked are named in a view.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from sonde.record import COUNTS, EXTREMA, N_BINS, SUMS
+from sonde.sketch import bins as _bins
+from sonde.store.segments import Attempt, Segment
+from sonde.store.snapshots import Snapshot
+from sonde.store.tables import EVENTS, NUMBERS, SITES, SKETCHES, Table
+
+Connection = Any
+"""duckdb.DuckDBPyConnection; DuckDB has no types that mypy can follow."""
+
+SITE_COLUMNS: Final = ("module", "kind", "call", "slot")
+KEY: Final = ("step", "phase", "name")
+
+_FINITE: Final = "(count - nans - pos_infs - neg_infs)"
+
+
+def _mean(column: str) -> str:
+    return f"{column} / nullif({_FINITE}, 0)"
+
+
+_VAR: Final = (
+    f"greatest(sum_sq - sum * (sum / nullif({_FINITE}, 0)), 0.0) "
+    f"/ nullif(greatest({_FINITE} - 1, 0), 0)"
+)
+
+STATISTICS: Final[Mapping[str, str]] = {
+    "mean": _mean("sum"),
+    "std": f"sqrt({_VAR})",
+    "var": _VAR,
+    "norm": f"case when {_FINITE} > 0 then sqrt(sum_sq) end",
+    "rms": f"sqrt({_mean('sum_sq')})",
+    "rm2": f"sqrt({_mean('sum_sq')})",
+    "rm4": f"pow({_mean('sum_4')}, 0.25)",
+    "min": "case when isfinite(min) then min end",
+    "max": "case when isfinite(max) then max end",
+    "abs_mean": _mean("sum_abs"),
+    "min_abs": "case when isfinite(min_abs) then min_abs end",
+    "max_abs": f"case when {_FINITE} > 0 then greatest(abs(min), abs(max)) end",
+    "sparsity": "zeros / nullif(count, 0)",
+    "nonfinite": "(nans + pos_infs + neg_infs) / nullif(count, 0)",
+    "infs": "pos_infs + neg_infs",
+    **{name: name for name in COUNTS},
+    **{name: f"case when {_FINITE} > 0 then {name} end" for name in SUMS},
+}
+"""Each statistic of `sonde.sketch` that needs no bins, over the columns of a sketch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a locked connection may use."""
+
+    memory_bytes: int = 1 << 30
+    threads: int = 2
+
+
+def connect(root: str, *, limits: Limits | None = None) -> Connection:
+    """A connection for questions about the run at `root`.
+
+    With `limits` it is locked down, for SQL that comes from elsewhere: it reads files of the run
+    and no others, loads no extensions, and cannot be unlocked. Writing into the run is for the
+    caller to
+    refuse: see `is_question`.
+    """
+    connection = duckdb.connect(
+        ":memory:",
+        config={
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+            "allow_community_extensions": False,
+            "python_enable_replacements": False,
+        },
+    )
+    settings = {
+        row[0] for row in connection.execute("select name from duckdb_settings()").fetchall()
+    }
+    if "parquet_metadata_cache" in settings:
+        connection.execute("set parquet_metadata_cache = true")
+    if "enable_progress_bar" in settings:
+        connection.execute("set enable_progress_bar = false")
+    _make_bin_edges(connection)
+    if limits is None:
+        spill = os.path.join(tempfile.gettempdir(), f"sonde-{os.getpid()}")
+        connection.execute(f"set temp_directory = {_quote(spill)}")
+        return connection
+    connection.execute("set temp_directory = ''")
+    connection.execute(f"set memory_limit = '{limits.memory_bytes // 1024} KiB'")
+    connection.execute(f"set threads = {limits.threads}")
+    connection.execute(f"set allowed_directories = [{_quote(root)}]")
+    connection.execute("set enable_external_access = false")
+    connection.execute("set lock_configuration = true")
+    return connection
+
+
+def is_question(connection: Connection, query: str) -> bool:
+    """Whether the text is one statement that only reads."""
+    statements = connection.extract_statements(query)
+    return len(statements) == 1 and statements[0].type == duckdb.StatementType.SELECT
+
+
+def to_arrow(relation: Any) -> pa.Table:  # duckdb.DuckDBPyRelation
+    """The whole answer. DuckDB has renamed this over time."""
+    if hasattr(relation, "to_arrow_table"):
+        return relation.to_arrow_table()
+    return relation.fetch_arrow_table()
+
+
+def make_views(connection: Connection, snapshot: Snapshot) -> None:
+    """Point all views at the segments of the snapshot."""
+    ends = replaced_from(snapshot)
+    stats, numbers = snapshot.segments[SKETCHES.name], snapshot.segments[NUMBERS.name]
+    views = {
+        "records": _rows(SKETCHES, stats, ends),
+        "numbers": _rows(NUMBERS, numbers, ends),
+        "all_sites": _rows(SITES, snapshot.segments[SITES.name], {}),
+        "events": _rows(EVENTS, snapshot.segments[EVENTS.name], {}, with_replaced=False),
+        "stats": _stats_view(must_merge(stats)),
+        "bins": _bins_view(must_merge(stats)),
+        "scalars": _numbers_view("module is null", "step, phase, name, value", numbers),
+        "metrics": _numbers_view("module is not null", "step, phase, module, name, value", numbers),
+        "sites": _sites_view(),
+    }
+    connection.execute("begin")
+    try:
+        for name, query in views.items():
+            connection.execute(f"create or replace view {name} as {query}")
+        connection.execute("commit")
+    except BaseException:
+        connection.execute("rollback")
+        raise
+
+
+def replaced_from(snapshot: Snapshot) -> dict[Attempt, int]:
+    """For each attempt that was resumed: the step from which on later attempts replace its rows."""
+    resumes: dict[Attempt, int | None] = {
+        s.name.attempt: s.resume_from_step for table in snapshot.segments.values() for s in table
+    }
+    for attempt, record in snapshot.attempts.items():
+        resumes.setdefault(attempt, record.resume_from_step)
+    ends = {}
+    for attempt in resumes:
+        later = [
+            step
+            for other, step in resumes.items()
+            if other.rank == attempt.rank and other > attempt and step is not None
+        ]
+        if later:
+            ends[attempt] = min(later)
+    return ends
+
+
+def must_merge(segments: Iterable[Segment]) -> bool:
+    """Whether rows with the same key may occur, of several ranks or of one."""
+    found = list(segments)
+    return len({s.name.attempt.rank for s in found}) > 1 or any(s.repeats for s in found)
+
+
+def _rows(
+    table: Table,
+    segments: Iterable[Segment],
+    ends: Mapping[Attempt, int],
+    *,
+    with_replaced: bool = True,
+) -> str:
+    """All rows of a table. Whether a row is replaced is known for most segments as a whole."""
+    kept: list[Segment] = []
+    gone: list[Segment] = []
+    split: dict[int, list[Segment]] = {}
+    for segment in segments:
+        end = ends.get(segment.name.attempt)
+        if end is None or segment.steps is None or segment.steps[1] < end:
+            kept.append(segment)
+        elif segment.steps[0] >= end:
+            gone.append(segment)
+        else:
+            split.setdefault(end, []).append(segment)
+    parts = [
+        _select(table, kept, "false" if with_replaced else None),
+        _select(table, gone, "true"),
+        *(_select(table, some, f"step >= {end}") for end, some in sorted(split.items())),
+    ]
+    return " union all ".join(part for part in parts if part) or _no_rows(table, with_replaced)
+
+
+def _select(table: Table, segments: list[Segment], replaced: str | None) -> str | None:
+    if not segments:
+        return None
+    present = frozenset.union(*(s.columns for s in segments))
+    differ = any(s.columns != present for s in segments)
+    columns = [
+        _name(f.name)
+        if f.name in present
+        else f"cast(null as {_sql_type(f.type)}) as {_name(f.name)}"
+        for f in table.schema
+    ]
+    if replaced is not None:
+        columns.append(f"({replaced}) as replaced")
+    files = ", ".join(_quote(_literal(s.path)) for s in segments)
+    options = ", union_by_name = true" if differ else ""
+    return f"select {', '.join(columns)} from read_parquet([{files}]{options})"
+
+
+def _no_rows(table: Table, with_replaced: bool) -> str:
+    columns = [f"cast(null as {_sql_type(f.type)}) as {_name(f.name)}" for f in table.schema]
+    if with_replaced:
+        columns.append("false as replaced")
+    return f"select {', '.join(columns)} where false"
+
+
+def merged(group: Iterable[str], *, where: str) -> str:
+    """Sketch columns of `records` merged by `group`, without bins."""
+    by = ", ".join((*group, *SITE_COLUMNS))
+    sums = [f"sum({c})::bigint as {c}" for c in COUNTS] + [f"sum({c}) as {c}" for c in SUMS]
+    extrema = [f"{'max' if c == 'max' else 'min'}({c}) as {c}" for c in EXTREMA]
+    columns = ", ".join(["any_value(dtype) as dtype", *sums, *extrema])
+    return f"select {by}, {columns} from records where {where} group by {by}"
+
+
+def statistics(names: Iterable[str]) -> str:
+    """A select list of named statistics over merged sketch columns."""
+    return ", ".join(f"{STATISTICS[name]} as {_name(name)}" for name in names)
+
+
+def _stats_view(merge: bool) -> str:
+    source = (
+        merged(KEY, where="not replaced") if merge else "select * from records where not replaced"
+    )
+    columns = ", ".join((*KEY, *SITE_COLUMNS, "dtype"))
+    return f"select {columns}, {statistics(STATISTICS)} from ({source})"
+
+
+def _bins_view(merge: bool) -> str:
+    columns = ", ".join((*KEY, *SITE_COLUMNS))
+    rows = (
+        f"select {columns}, unnest(bin_ids) as bin, unnest(bin_counts) as n "
+        "from records where not replaced"
+    )
+    if merge:
+        rows = f"select {columns}, bin, sum(n)::bigint as n from ({rows}) group by {columns}, bin"
+    return f"select {columns}, bin, low, high, n as count from ({rows}) join bin_edges using (bin)"
+
+
+def _numbers_view(where: str, columns: str, segments: Iterable[Segment]) -> str:
+    source = f"select * from numbers where not replaced and {where}"
+    if must_merge(segments):
+        source += (
+            " qualify row_number() over (partition by step, phase, module, name"
+            " order by rank, attempt desc, ordinal desc) = 1"
+        )
+    return f"select {columns} from ({source})"
+
+
+def _sites_view() -> str:
+    return (
+        "select name, module, kind, call, slot, dtype, shape, module_type from ("
+        "select *, min(ordinal) over (partition by name) as place from all_sites "
+        "qualify row_number() over ("
+        "partition by name order by rank, attempt desc, ordinal desc) = 1"
+        ") order by place, name"
+    )
+
+
+def _make_bin_edges(connection: Connection) -> None:
+    """Edges of every bin; NaN has none, and the bins of infinities reach from 2**128 on."""
+    edges = np.append(_bins.EDGES, np.inf)
+    rows = []
+    for i in range(_bins.INF_BIN + 1):
+        rows.append((i, edges[i], edges[i + 1]))
+        rows.append((i + _bins.HALF, -edges[i + 1], -edges[i]))
+    assert max(row[0] for row in rows) < N_BINS
+    values = ", ".join(
+        f"({i}, '{low!r}'::double, '{high!r}'::double)"
+        for i, low, high in ((i, float(low), float(high)) for i, low, high in rows)
+    )
+    connection.execute(
+        "create table bin_edges as select col0::smallint as bin, col1 as low, col2 as high "
+        f"from (values {values})"
+    )
+
+
+def _sql_type(kind: pa.DataType) -> str:
+    names = {
+        pa.int16(): "smallint",
+        pa.int32(): "integer",
+        pa.int64(): "bigint",
+        pa.float64(): "double",
+        pa.string(): "varchar",
+    }
+    if pa.types.is_list(kind):
+        return f"{names[kind.value_type]}[]"
+    return names[kind]
+
+
+def _literal(path: str) -> str:
+    """A path that DuckDB takes by the letter and not as a pattern."""
+    return "".join(f"[{c}]" if c in "[*?" else c for c in path)
+
+
+def _quote(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _name(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

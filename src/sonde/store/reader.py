@@ -1,0 +1,457 @@
+"""A run, opened for reading: by anyone, at any time, while it is written or long after.
+
+    run = sonde.open("runs/latest") run.stats("h.*.attn", kind="output", stat=["rms", "max_abs"])
+    run.histogram("h.3.mlp", kind="output_grad", step=200) run.sql("select step, name, rms from
+    stats where kind = 'param_grad' order by rms desc limit 10")
+
+Every call sees what is on disk at that moment. Nothing is ever written, locked or executed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, overload
+
+import duckdb
+import pyarrow as pa
+from numpy.typing import ArrayLike
+
+from sonde._errors import RunError, SondeError, SondeWarning
+from sonde.record import Site
+from sonde.sketch import Exponents, Histogram, Sketch, row
+from sonde.store import attempts, describing, frames, locations, queries, sketching, tabling
+from sonde.store.attempts import Status
+from sonde.store.catalogue import Catalogue, Kinds
+from sonde.store.documents import DamagedError, Document
+from sonde.store.frames import Frame
+from sonde.store.queries import Limits
+from sonde.store.selection import Selection, Steps
+from sonde.store.snapshots import Damage, Snapshot, SnapshotTaker
+from sonde.store.tables import SITES
+
+_RETRIES = 20
+
+
+def open_run(
+    path: str | os.PathLike[str] = "runs/latest",
+    *,
+    frame: str | None = None,
+    locked: bool = False,
+    limits: Limits | None = None,
+) -> Run:
+    """Open a run for reading.
+
+    Args:
+        path: The run directory; `<folder>/latest` is the newest run in the folder.
+        frame: "pandas" or "arrow": what tables come as. By default pandas if it is installed.
+        locked: For SQL that comes from somebody else: it can read this run and nothing else.
+        limits: What a locked run may use.
+
+    Raises:
+        RunError: There is no run there, or a newer Sonde wrote it.
+    """
+    return Run(locations.resolve(path), frame=frame, locked=locked, limits=limits)
+
+
+class Run:
+    """One recorded training. Use `sonde.open` to get one."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        frame: str | None = None,
+        locked: bool = False,
+        limits: Limits | None = None,
+    ) -> None:
+        self.path = path
+        self.name = os.path.basename(path)
+        self._frame = frames.check_kind(frame) or frames.default_kind()
+        self._about, self._about_problem = _read_about(path)
+        run_id = self._about.get("run_id")
+        self._taker = SnapshotTaker(path, run_id if isinstance(run_id, str) else None)
+        self._is_locked = locked
+        self._limits = (limits or Limits()) if locked else None
+        self._connection: queries.Connection | None = None
+        self._snapshot: Snapshot | None = None
+        self._catalogue: tuple[tuple[str, ...], Catalogue] | None = None
+        self._has_warned = False
+        self._lock = threading.RLock()
+
+    # -- what there is --------------------------------------------------------------------------
+
+    @property
+    def status(self) -> Status:
+        """`live`, `finished`, `failed` (closed after an exception) or `crashed`."""
+        return attempts.run_status(self._look().attempts)
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """All that is known about the run: status, steps, versions, configuration, losses."""
+        return describing.describe(self)
+
+    @property
+    def steps(self) -> list[int]:
+        """Every step that has a sketch or a number, ascending."""
+        found = self._ask(
+            "select distinct step from (select step from records where not replaced "
+            "union all select step from numbers where not replaced) order by step"
+        )
+        steps: list[int] = found["step"].to_pylist()
+        return steps
+
+    @property
+    def sites(self) -> Frame:
+        """One row per site: `name, module, kind, call, slot, dtype, shape, module_type`."""
+        return self._framed(self._ask("select * from sites"))
+
+    @property
+    def damaged(self) -> list[Damage]:
+        """Files that cannot be trusted and segments that are gone. All else is read."""
+        found = list(self._look().damages)
+        if self._about_problem:
+            found.insert(0, Damage(locations.RUN_FILE, self._about_problem))
+        return found
+
+    # -- numbers --------------------------------------------------------------------------------
+
+    def scalars(
+        self,
+        name: str | None = None,
+        *,
+        steps: Steps = None,
+        phase: str | None = None,
+        rank: int | None = None,
+        all_attempts: bool = False,
+        frame: str | None = None,
+    ) -> Frame:
+        """Logged numbers, one row per step: `step, phase, name, value`.
+
+        `name` is exact or a glob. Of a number that several ranks logged, the lowest rank's counts
+        unless `rank` is given. `all_attempts` adds the column `attempt` and shows replaced rows
+        too.
+        """
+        return self._numbers("scalars", name, None, steps, phase, rank, all_attempts, frame)
+
+    def metrics(
+        self,
+        name: str | None = None,
+        module: str | None = None,
+        *,
+        steps: Steps = None,
+        phase: str | None = None,
+        rank: int | None = None,
+        all_attempts: bool = False,
+        frame: str | None = None,
+    ) -> Frame:
+        """Metrics of modules: `step, phase, module, name, value`. Arguments as for `scalars`."""
+        return self._numbers("metrics", name, module, steps, phase, rank, all_attempts, frame)
+
+    # -- sketches -------------------------------------------------------------------------------
+
+    def stats(
+        self,
+        site_pattern: str = "*",
+        kind: Kinds = None,
+        stat: str | Sequence[str] | None = None,
+        steps: Steps = None,
+        phase: str | None = "train",
+        rank: int | None = None,
+        *,
+        all_attempts: bool = False,
+        frame: str | None = None,
+    ) -> Frame:
+        """Statistics of sites, one row per step and site, ordered by step.
+
+        Columns: `step, phase, module, kind, call, slot, name`, then one per statistic; NaN where
+        there is nothing to say.
+
+        Args:
+            site_pattern: A glob on the module's path (of parameters: on their full name), or
+            `re:...`.
+            kind: One kind or several; None for all.
+            stat: One name or several of `sonde.sketch.STATISTICS`, or quantiles such as `p99`.
+            steps: A step, (first, last) with both included, a range, or a list of steps.
+            phase: None for all phases.
+            rank: Only this rank; None merges all ranks.
+            all_attempts: Show rows that a resumed run has replaced, with the column `attempt`.
+            frame: "pandas" or "arrow".
+        """
+        table = tabling.statistics(
+            self,
+            catalogue=self.catalogue(),
+            pattern=site_pattern,
+            kind=kind,
+            stat=stat,
+            selection=Selection().equal("phase", phase).steps(steps),
+            rank=rank,
+            all_attempts=all_attempts,
+        )
+        return self._framed(table, frame)
+
+    def sketch(
+        self,
+        site: str,
+        kind: str | None = None,
+        step: int | None = None,
+        *,
+        call: int | None = None,
+        slot: str | None = None,
+        phase: str = "train",
+        rank: int | None = None,
+    ) -> Sketch:
+        """The sketch of one site at one step (the last one by default), ranks merged.
+
+        `site` is a printable name (`h.3.attn/output/0`), or a path with `kind` (and `call`,
+        `slot`).
+        """
+        found = self.catalogue().resolve(site, kind, call=call, slot=slot)
+        chosen = Selection(["not replaced"]).equal("name", found.name).equal("phase", phase)
+        chosen.equal("rank", rank)
+        if step is None:
+            step = self._last_step(found, chosen, phase)
+        at = Selection([*chosen.conditions], [*chosen.parameters]).steps(step)
+        rows = self._ask(f"select {sketching.COLUMNS} from records where {at.where}", at.parameters)
+        if rows.num_rows == 0:
+            raise SondeError(self._no_such_step(found, step, chosen))
+        return row(sketching.merge_by(rows, ())[1], 0)
+
+    def histogram(
+        self,
+        site: str,
+        kind: str | None = None,
+        step: int | None = None,
+        edges: ArrayLike | int | None = None,
+        **where: Any,
+    ) -> Histogram:
+        """How the values of a site are spread: `edges`, `counts`, `zeros`, `nans`, `infs`.
+
+        `edges` are rising numbers or how many equal bins to make (50). Further arguments as
+        `sketch`.
+        """
+        return self.sketch(site, kind, step, **where).histogram(50 if edges is None else edges)
+
+    def exponents(
+        self, site: str, kind: str | None = None, step: int | None = None, **where: Any
+    ) -> Exponents:
+        """Values by power of two: `exponents`, `counts`. Further arguments as `sketch`."""
+        return self.sketch(site, kind, step, **where).exponents()
+
+    @overload
+    def merge(
+        self,
+        site_pattern: str = ...,
+        kind: Kinds = ...,
+        steps: Steps = ...,
+        phase: str | None = ...,
+        rank: int | None = ...,
+        *,
+        by: None = ...,
+    ) -> Sketch: ...
+
+    @overload
+    def merge(
+        self,
+        site_pattern: str = ...,
+        kind: Kinds = ...,
+        steps: Steps = ...,
+        phase: str | None = ...,
+        rank: int | None = ...,
+        *,
+        by: str | Sequence[str],
+    ) -> dict[Any, Sketch]: ...
+
+    def merge(
+        self,
+        site_pattern: str = "*",
+        kind: Kinds = None,
+        steps: Steps = None,
+        phase: str | None = "train",
+        rank: int | None = None,
+        *,
+        by: str | Sequence[str] | None = None,
+    ) -> Sketch | dict[Any, Sketch]:
+        """Everything that matches as one sketch; with `by`, one sketch per step, site, rank, ...
+
+            run.merge("h.*.mlp", kind="output", steps=(100, 200))    # a Sketch
+            run.merge("h.*.mlp", kind="output", by="step")           # {step: Sketch}
+            run.merge(kind="param_grad", by=("module", "rank"))      # {(module, rank): Sketch}
+
+        `by` takes `step`, `phase`, `name`, `module`, `kind`, `call`, `slot` and `rank`.
+        """
+        columns = tabling.check_by(by)
+        chosen = Selection(["not replaced"]).equal("phase", phase).equal("rank", rank).steps(steps)
+        tabling.of_sites(chosen, self.catalogue(), site_pattern, kind)
+        keys, merged = tabling.merge(self, chosen, columns)
+        if by is None:
+            return row(merged, 0) if keys else Sketch.empty()
+        plain = [key[0] if isinstance(by, str) else key for key in keys]
+        return {key: row(merged, i) for i, key in enumerate(plain)}
+
+    # -- SQL ------------------------------------------------------------------------------------
+
+    def sql(
+        self,
+        query: str,
+        params: Sequence[object] | Mapping[str, object] | None = None,
+        *,
+        frame: str | None = None,
+    ) -> Frame:
+        """A question in SQL over `stats`, `bins`, `scalars`, `metrics`, `sites`, `events`.
+
+        The rows as they were written, per rank and attempt, are in `records` and `numbers`. Values
+        are best given as `params`: a list for `?`, a dict for `$name`.
+        """
+        with self._lock:
+            if self._is_locked and not self._is_question(query):
+                raise SondeError("Only a single `select` can be asked of this run.")
+        try:
+            return self._framed(self._ask(query, params), frame)
+        except duckdb.Error as error:
+            raise SondeError(f"The query failed: {error}") from error
+
+    # -- ending ---------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let go of the memory that is held. Nothing was locked; the run can be opened again."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+            self._connection = None
+            self._snapshot = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Run {self.name!r} at {self.path!r}, {self.status}>"
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def catalogue(self) -> Catalogue:
+        """The sites, looked up again only when there are new ones."""
+        snapshot = self._look()
+        paths = tuple(s.path for s in snapshot.segments[SITES.name])
+        has_lost = any(d.file.startswith(f"{SITES.live}/") for d in snapshot.damages)
+        if self._catalogue is None or self._catalogue[0] != paths or has_lost:
+            rows = self._ask("select * from sites")
+            found = Catalogue.from_rows(rows)
+            if has_lost:
+                rest = "select distinct name, module, kind, call, slot from records order by name"
+                found = Catalogue(
+                    tuple(
+                        dict.fromkeys((*found.sites, *Catalogue.from_rows(self._ask(rest)).sites))
+                    )
+                )
+            self._catalogue = (paths, found)
+        return self._catalogue[1]
+
+    def _look(self) -> Snapshot:
+        """What is on disk now; warns once if some of it is damaged."""
+        with self._lock:
+            snapshot = self._taker.take()
+        bad = len(snapshot.damages) + (self._about_problem is not None)
+        if bad and not self._has_warned:
+            self._has_warned = True
+            first = snapshot.damages[0] if snapshot.damages else None
+            what = (
+                f"`{first.file}` {first.problem}" if first else f"`{locations.RUN_FILE}` is damaged"
+            )
+            more = f" ({bad - 1} more in `run.info['damaged']`)" if bad > 1 else ""
+            message = f"Part of the run `{self.name}` cannot be read: {what}{more}. The rest is."
+            warnings.warn(message, SondeWarning, stacklevel=4)
+        return snapshot
+
+    def _ask(
+        self, query: str, params: Sequence[object] | Mapping[str, object] | None = None
+    ) -> pa.Table:
+        """The answer to a query over the views, from one snapshot."""
+        for _ in range(_RETRIES):
+            with self._lock:
+                cursor, snapshot = self._ready()
+            try:
+                relation = cursor.sql(query, params=params or None)
+                return pa.table({}) if relation is None else queries.to_arrow(relation)
+            except duckdb.IOException:
+                if all(os.path.exists(path) for path in snapshot.paths()):
+                    raise
+            finally:
+                cursor.close()
+        raise RunError(
+            f"The files of `{self.path}` vanish while they are read. Is it being deleted?"
+        )
+
+    def _ready(self) -> tuple[queries.Connection, Snapshot]:
+        """A cursor whose views point at what is on disk now."""
+        snapshot = self._look()
+        if self._connection is None:
+            self._connection = queries.connect(self.path, limits=self._limits)
+            self._snapshot = None
+        if self._snapshot is None or _differ(self._snapshot, snapshot):
+            queries.make_views(self._connection, snapshot)
+            self._snapshot = snapshot
+        return self._connection.cursor(), snapshot
+
+    def _is_question(self, query: str) -> bool:
+        try:
+            return queries.is_question(self._ready()[0], query)
+        except duckdb.Error as error:
+            raise SondeError(f"The query failed: {error}") from error
+
+    def _framed(self, table: pa.Table, frame: str | None = None) -> Frame:
+        return frames.to_frame(table, frames.check_kind(frame) or self._frame)
+
+    def _numbers(
+        self,
+        view: str,
+        name: str | None,
+        module: str | None,
+        steps: Steps,
+        phase: str | None,
+        rank: int | None,
+        all_attempts: bool,
+        frame: str | None,
+    ) -> Frame:
+        chosen = Selection().equal("phase", phase).steps(steps)
+        for column, pattern in (("name", name), ("module", module)):
+            if pattern is not None:
+                chosen.add(f"({column} = ? or {column} glob ?)", pattern, pattern)
+        table = tabling.numbers(self, view, chosen, rank=rank, all_attempts=all_attempts)
+        return self._framed(table, frame)
+
+    def _last_step(self, site: Site, chosen: Selection, phase: str) -> int:
+        query = f"select max(step) as step from records where {chosen.where}"
+        found: int | None = self._ask(query, chosen.parameters)["step"][0].as_py()
+        if found is None:
+            raise SondeError(f"`{site.name}` has no record in phase `{phase}`.")
+        return found
+
+    def _no_such_step(self, site: Site, step: int, chosen: Selection) -> str:
+        query = f"""
+            select distinct step from records where {chosen.where} order by abs(step - ?) limit 5
+        """
+        near = self._ask(query, [*chosen.parameters, step])["step"].to_pylist()
+        if not near:
+            return f"`{site.name}` has no record in that phase and rank."
+        shown = ", ".join(str(s) for s in sorted(near))
+        return f"`{site.name}` has no record at step {step}. The nearest steps are: {shown}."
+
+
+def _read_about(path: str) -> tuple[Document, str | None]:
+    try:
+        return locations.read_run_file(path), None
+    except FileNotFoundError:
+        raise RunError(f"`{path}` is not a run: it has no `{locations.RUN_FILE}`.") from None
+    except (DamagedError, OSError) as error:
+        return {}, str(error)
+
+
+def _differ(a: Snapshot, b: Snapshot) -> bool:
+    """Whether views for one would be wrong for the other."""
+    return a.segments != b.segments or queries.replaced_from(a) != queries.replaced_from(b)

@@ -1,0 +1,237 @@
+"""Rows from batches: what was handed over, in the columns of the tables.
+
+A `RowBuilder` belongs to one writer and is used by its thread alone. It remembers the declared
+sites and notices when a key comes a second time, so that readers know whether there is anything to
+merge.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from sonde.record import (
+    COUNTS,
+    EXTREMA,
+    N_BINS,
+    SUMS,
+    Event,
+    NumberBatch,
+    SiteInfo,
+    SketchBatch,
+    Sketches,
+)
+from sonde.store.documents import to_plain
+from sonde.store.segments import Attempt
+from sonde.store.tables import EVENTS, NUMBERS, SITES, SKETCHES, Table
+
+_UNSEEN = np.iinfo(np.int64).min
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows for one segment. `repeats`: a key may have come before in this attempt."""
+
+    table: Table
+    data: pa.Table
+    repeats: bool
+    last_step: int | None
+
+
+@dataclass(slots=True)
+class RowBuilder:
+    """Turns batches of one attempt into rows."""
+
+    attempt: Attempt
+    _infos: dict[int, SiteInfo] = field(default_factory=dict)
+    _codes: dict[str, int] = field(default_factory=dict)
+    _last_steps: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    _number_keys: dict[tuple[str, str, str | None], int] = field(default_factory=dict)
+    _ordinals: dict[str, int] = field(default_factory=dict)
+
+    def sites(self, declared: Sequence[tuple[SiteInfo, int]]) -> Rows:
+        """Rows of newly declared sites, each with its time. Their ids are known from here on."""
+        infos = [info for info, _ in declared]
+        for info in infos:
+            self._infos[info.id] = info
+            self._codes.setdefault(info.site.name, len(self._codes))
+        first = self._take_ordinals(SITES, len(infos))
+        columns = {
+            "ordinal": pa.array(range(first, first + len(infos)), pa.int64()),
+            "name": [i.site.name for i in infos],
+            "module": [i.site.module for i in infos],
+            "kind": [str(i.site.kind) for i in infos],
+            "call": [int(i.site.call) for i in infos],
+            "slot": [i.site.slot for i in infos],
+            "dtype": [i.dtype for i in infos],
+            "shape": [[int(n) for n in i.shape] for i in infos],
+            "module_type": [i.module_type for i in infos],
+            "t_ns": [t_ns for _, t_ns in declared],
+        }
+        return Rows(SITES, self._table(SITES, len(infos), columns), False, None)
+
+    def check(self, batch: SketchBatch) -> None:
+        """Raise ValueError if the batch contradicts itself or names a site nobody declared."""
+        n, s = len(batch.ids), batch.sketches
+        shapes = (s.counts.shape, s.sums.shape, s.extrema.shape, s.offsets.shape)
+        if shapes != ((n, len(COUNTS)), (n, len(SUMS)), (n, len(EXTREMA)), (n + 1,)):
+            raise ValueError(f"columns of {n} sketches have shapes {shapes}")
+        ends = (int(s.offsets[0]), int(s.offsets[-1]), len(s.bin_counts))
+        if ends != (0, len(s.bin_ids), len(s.bin_ids)) or (np.diff(s.offsets) < 0).any():
+            raise ValueError("bins do not fit their offsets")
+        if len(s.bin_ids) and not 0 <= s.bin_ids.min() <= s.bin_ids.max() < N_BINS:
+            raise ValueError("bin ids lie outside of 0..2047")
+        unknown = [i for i in batch.ids.tolist() if i not in self._infos]
+        if unknown:
+            raise ValueError(f"site id {unknown[0]} was not declared")
+
+    def sketches(self, batches: Sequence[tuple[SketchBatch, int]]) -> Rows:
+        """Rows of checked batches, each with its time."""
+        lengths = [len(b.ids) for b, _ in batches]
+        repeats = [self._repeats(b) for b, _ in batches]
+        ids = np.concatenate([b.ids for b, _ in batches])
+        parts = [b.sketches for b, _ in batches]
+        columns: dict[str, object] = {
+            "step": np.repeat([np.int64(b.step) for b, _ in batches], lengths),
+            "phase": _strings([b.phase for b, _ in batches], lengths),
+            **self._site_columns(ids),
+            **_sketch_columns(parts),
+            "t_ns": np.repeat([np.int64(t) for _, t in batches], lengths),
+        }
+        data = self._table(SKETCHES, len(ids), columns)
+        return Rows(SKETCHES, data, any(repeats), max(int(b.step) for b, _ in batches))
+
+    def numbers(self, batches: Sequence[tuple[NumberBatch, int]]) -> Rows:
+        """Rows of scalars and metrics, each batch with its time."""
+        lengths = [len(b.names) for b, _ in batches]
+        repeats = [self._number_repeats(b) for b, _ in batches]
+        n = sum(lengths)
+        first = self._take_ordinals(NUMBERS, n)
+        columns: dict[str, object] = {
+            "step": np.repeat([np.int64(b.step) for b, _ in batches], lengths),
+            "phase": _strings([b.phase for b, _ in batches], lengths),
+            "module": pa.array([m for b, _ in batches for m in b.modules], pa.string()),
+            "name": pa.array([str(m) for b, _ in batches for m in b.names], pa.string()),
+            "value": np.concatenate([np.asarray(b.values, np.float64) for b, _ in batches]),
+            "ordinal": np.arange(first, first + n, dtype=np.int64),
+            "t_ns": np.repeat([np.int64(t) for _, t in batches], lengths),
+        }
+        data = self._table(NUMBERS, n, columns)
+        return Rows(NUMBERS, data, any(repeats), max(int(b.step) for b, _ in batches))
+
+    def events(self, events: Sequence[tuple[Event, int]]) -> Rows:
+        """Rows of events, each with its time."""
+        first = self._take_ordinals(EVENTS, len(events))
+        columns = {
+            "ordinal": pa.array(range(first, first + len(events)), pa.int64()),
+            "step": [int(e.step) for e, _ in events],
+            "level": [str(e.level) for e, _ in events],
+            "code": [str(e.code) for e, _ in events],
+            "place": [str(e.where) for e, _ in events],
+            "message": [str(e.message) for e, _ in events],
+            "count": [int(e.count) for e, _ in events],
+            "data": [json.dumps(to_plain(dict(e.data))) for e, _ in events],
+            "t_ns": [t_ns for _, t_ns in events],
+        }
+        return Rows(EVENTS, self._table(EVENTS, len(events), columns), False, None)
+
+    def _table(self, table: Table, n: int, columns: dict[str, object]) -> pa.Table:
+        who = {
+            "rank": np.full(n, self.attempt.rank, np.int32),
+            "attempt": np.full(n, self.attempt.number, np.int32),
+        }
+        arrays = []
+        for schema_field in table.schema:
+            values = columns.get(schema_field.name, who.get(schema_field.name))
+            if not isinstance(values, pa.Array):
+                values = pa.array(values, schema_field.type)
+            arrays.append(values)
+        return pa.Table.from_arrays(arrays, names=table.schema.names)
+
+    def _site_columns(self, ids: NDArray[np.int32]) -> dict[str, object]:
+        used, at = np.unique(ids, return_inverse=True)
+        infos = [self._infos[i] for i in used.tolist()]
+        sites = [info.site for info in infos]
+        return {
+            "name": _dictionary([s.name for s in sites], at),
+            "module": _dictionary([s.module for s in sites], at),
+            "kind": _dictionary([str(s.kind) for s in sites], at),
+            "call": np.array([s.call for s in sites], np.int32)[at],
+            "slot": _dictionary([s.slot for s in sites], at),
+            "dtype": _dictionary([i.dtype for i in infos], at),
+        }
+
+    def _take_ordinals(self, table: Table, n: int) -> int:
+        first = self._ordinals.get(table.name, 0)
+        self._ordinals[table.name] = first + n
+        return first
+
+    def _repeats(self, batch: SketchBatch) -> bool:
+        """Whether a (step, phase, name) may have come before. Notes this batch as come."""
+        codes = np.array(
+            [self._codes[self._infos[i].site.name] for i in batch.ids.tolist()], np.int64
+        )
+        last = self._last_steps.get(batch.phase, np.empty(0, np.int64))
+        if len(last) < len(self._codes):
+            grown = np.full(2 * len(self._codes), _UNSEEN)
+            grown[: len(last)] = last
+            last = self._last_steps[batch.phase] = grown
+        again = bool((last[codes] >= batch.step).any()) or len(np.unique(codes)) < len(codes)
+        last[codes] = np.maximum(last[codes], batch.step)
+        return again
+
+    def _number_repeats(self, batch: NumberBatch) -> bool:
+        again = False
+        for name, module in zip(batch.names, batch.modules, strict=True):
+            key = (batch.phase, name, module)
+            last = self._number_keys.get(key)
+            again |= last is not None and last >= batch.step
+            self._number_keys[key] = batch.step if last is None else max(last, batch.step)
+        return again
+
+
+def size_bytes(batch: SketchBatch | NumberBatch) -> int:
+    """About how much memory a batch holds."""
+    if isinstance(batch, NumberBatch):
+        return 64 + 100 * len(batch.names)
+    s = batch.sketches
+    arrays = (batch.ids, s.counts, s.sums, s.extrema, s.offsets, s.bin_ids, s.bin_counts)
+    return 64 + sum(a.nbytes for a in arrays)
+
+
+def _sketch_columns(parts: Sequence[Sketches]) -> dict[str, object]:
+    counts = np.concatenate([p.counts for p in parts])
+    sums = np.concatenate([p.sums for p in parts])
+    extrema = np.concatenate([p.extrema for p in parts])
+    lengths = np.concatenate([np.diff(p.offsets) for p in parts])
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    shared = pa.array(offsets)
+    ids = pa.array(np.concatenate([p.bin_ids for p in parts]), pa.int16())
+    bin_counts = pa.array(np.concatenate([p.bin_counts for p in parts]), pa.int64())
+    return {
+        **{name: np.ascontiguousarray(counts[:, i]) for i, name in enumerate(COUNTS)},
+        **{name: np.ascontiguousarray(sums[:, i]) for i, name in enumerate(SUMS)},
+        **{name: np.ascontiguousarray(extrema[:, i]) for i, name in enumerate(EXTREMA)},
+        "bin_ids": pa.ListArray.from_arrays(shared, ids),
+        "bin_counts": pa.ListArray.from_arrays(shared, bin_counts),
+    }
+
+
+def _strings(values: Sequence[str], lengths: Sequence[int]) -> pa.DictionaryArray:
+    return _dictionary([str(v) for v in values], np.repeat(np.arange(len(values)), lengths))
+
+
+def _dictionary(values: Sequence[str], at: NDArray[np.int64]) -> pa.DictionaryArray:
+    """`values[at]` without a copy per row. Equal values share an entry, as Parquet expects."""
+    entries: dict[str, int] = {}
+    codes = np.array([entries.setdefault(v, len(entries)) for v in values], np.int32)
+    return pa.DictionaryArray.from_arrays(
+        pa.array(codes[at] if len(codes) else np.empty(0, np.int32)),
+        pa.array(list(entries), pa.string()),
+    )

@@ -1,0 +1,249 @@
+"""A segment: a Parquet file, written once, whose name says what it holds and its checksum."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zlib
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sonde.store.documents import DamagedError, read_regular
+from sonde.store.tables import FORMAT_VERSION, Table
+
+_NAME: Final = re.compile(r"a(\d{4,9})-([0-9a-f]{4})-(\d{8,18})-(\d{8,18})-([0-9a-f]{8})\.parquet")
+_RANK: Final = re.compile(r"r(\d{5,9})")
+
+LIVE_LEVEL: Final = 1
+COMPACTED_LEVEL: Final = 3
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Attempt:
+    """One start of one rank. Later attempts compare greater."""
+
+    rank: int
+    number: int
+    token: str
+
+    @property
+    def stem(self) -> str:
+        """How its files in `ranks/` begin."""
+        return f"{rank_folder(self.rank)}.a{self.number:04d}-{self.token}"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentName:
+    """What a file name says."""
+
+    attempt: Attempt
+    first: int
+    last: int
+    crc32: str
+
+    def __str__(self) -> str:
+        a = self.attempt
+        return f"a{a.number:04d}-{a.token}-{self.first:08d}-{self.last:08d}-{self.crc32}.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A segment whose bytes were checked: safe to read."""
+
+    path: str
+    name: SegmentName
+    table: str
+    size_bytes: int
+    rows: int
+    steps: tuple[int, int] | None
+    repeats: bool
+    resume_from_step: int | None
+    columns: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What goes into a segment's footer besides its rows."""
+
+    run_id: str
+    attempt: Attempt
+    first: int
+    last: int
+    resume_from_step: int | None
+    repeats: bool
+
+
+def rank_folder(rank: int) -> str:
+    return f"r{rank:05d}"
+
+
+def parse_rank_folder(name: str) -> int | None:
+    found = _RANK.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def parse_name(name: str, rank: int) -> SegmentName | None:
+    """What the file name says, or None if it is not a segment's."""
+    found = _NAME.fullmatch(name)
+    if not found:
+        return None
+    attempt = Attempt(rank, int(found[1]), found[2])
+    parsed = SegmentName(attempt, int(found[3]), int(found[4]), found[5])
+    return parsed if parsed.first <= parsed.last and str(parsed) == name else None
+
+
+def encode(
+    table: Table, rows: pa.Table, contents: Contents, *, row_groups: list[int] | None = None
+) -> tuple[str, bytes]:
+    """File name and bytes of a segment. `row_groups` are lengths; a compacted segment has them."""
+    data = io.BytesIO()
+    compacted = row_groups is not None
+    paths = _parquet_types(table)
+    encoded_otherwise = {*table.split_columns, *table.delta_columns}
+    with pq.ParquetWriter(
+        data,
+        rows.schema,
+        compression="zstd",
+        compression_level=COMPACTED_LEVEL if compacted else LIVE_LEVEL,
+        use_dictionary=[path for path in paths if path not in encoded_otherwise],
+        use_byte_stream_split=False,
+        column_encoding=dict.fromkeys(table.split_columns, "BYTE_STREAM_SPLIT")
+        | dict.fromkeys(table.delta_columns, "DELTA_BINARY_PACKED"),
+        write_statistics=[path for path in paths if path not in table.split_columns],
+        write_page_checksum=True,
+        store_schema=False,
+    ) as writer:
+        start = 0
+        for length in row_groups or [rows.num_rows]:
+            writer.write_table(rows.slice(start, length), row_group_size=max(length, 1))
+            start += length
+        writer.add_key_value_metadata({"sonde": _footer(table, rows, contents)})
+    encoded = data.getvalue()
+    crc = f"{zlib.crc32(encoded):08x}"
+    return str(SegmentName(contents.attempt, contents.first, contents.last, crc)), encoded
+
+
+def check(path: str, name: SegmentName, table: Table, run_id: str | None) -> Segment:
+    """Read the file and make sure that it is what its name and place say.
+
+    Raises FileNotFoundError when it is gone and `DamagedError` when anything about it is wrong.
+    """
+    data = read_regular(path)
+    if not data:
+        raise DamagedError("is empty")
+    if f"{zlib.crc32(data):08x}" != name.crc32:
+        raise DamagedError(f"has a wrong checksum ({len(data)} bytes)")
+    try:
+        metadata = pq.read_metadata(pa.BufferReader(data))
+        footer = json.loads((metadata.metadata or {})[b"sonde"])
+        return _segment(path, name, table, run_id, metadata, footer, len(data))
+    except DamagedError:
+        raise
+    except Exception as error:  # a stranger's file may be wrong in any way
+        raise DamagedError(f"cannot be read ({type(error).__name__}: {error})"[:200]) from None
+
+
+def read_rows(segment: Segment, table: Table) -> pa.Table:
+    """All rows, in the columns of the table; a column the segment lacks is null."""
+    rows = pq.read_table(
+        pa.BufferReader(read_regular(segment.path)),
+        columns=[c for c in table.schema.names if c in segment.columns],
+        page_checksum_verification=True,
+        use_threads=False,
+    )
+    for at, field in enumerate(table.schema):
+        if field.name not in segment.columns:
+            rows = rows.add_column(at, field, pa.nulls(rows.num_rows, field.type))
+    return rows.cast(table.schema)
+
+
+def _footer(table: Table, rows: pa.Table, contents: Contents) -> str:
+    steps = None
+    if "step" in rows.schema.names and rows.num_rows:
+        bounds = pc.min_max(rows["step"])
+        steps = [bounds["min"].as_py(), bounds["max"].as_py()]
+    return json.dumps(
+        {
+            "format_version": FORMAT_VERSION,
+            "run_id": contents.run_id,
+            "table": table.name,
+            "rank": contents.attempt.rank,
+            "attempt": contents.attempt.number,
+            "token": contents.attempt.token,
+            "first_seq": contents.first,
+            "last_seq": contents.last,
+            "resume_from_step": contents.resume_from_step,
+            "steps": steps,
+            "repeats": contents.repeats,
+        }
+    )
+
+
+def _segment(
+    path: str,
+    name: SegmentName,
+    table: Table,
+    run_id: str | None,
+    metadata: Any,  # pq.FileMetaData
+    footer: dict[str, Any],
+    size_bytes: int,
+) -> Segment:
+    said = (footer["rank"], footer["attempt"], footer["token"], footer["first_seq"])
+    a = name.attempt
+    if (*said, footer["last_seq"]) != (a.rank, a.number, a.token, name.first, name.last):
+        raise DamagedError("says inside that it is another segment")
+    if footer["table"] != table.name:
+        raise DamagedError(f"holds rows of `{footer['table']}`, not of `{table.name}`")
+    if run_id is not None and footer["run_id"] != run_id:
+        raise DamagedError("belongs to another run")
+    resume, steps = footer["resume_from_step"], footer["steps"]
+    return Segment(
+        path=path,
+        name=name,
+        table=table.name,
+        size_bytes=size_bytes,
+        rows=metadata.num_rows,
+        steps=(int(steps[0]), int(steps[1])) if steps is not None else None,
+        repeats=bool(footer["repeats"]),
+        resume_from_step=None if resume is None else int(resume),
+        columns=_columns(metadata, table),
+    )
+
+
+def _columns(metadata: Any, table: Table) -> frozenset[str]:  # pq.FileMetaData
+    """Columns of the table that the file has. Types are compared as Parquet states them."""
+    expected = _parquet_types(table)
+    found = {}
+    for i in range(metadata.num_columns):
+        column = metadata.schema.column(i)
+        found[column.path] = (column.physical_type, str(column.logical_type))
+    for path, kind in found.items():
+        if path in expected and kind != expected[path]:
+            raise DamagedError(f"has a column `{path}` of type {kind}, expected {expected[path]}")
+    present = frozenset(path.split(".")[0] for path in found if path in expected)
+    missing = [c for c in table.key if c not in present]
+    if missing:
+        raise DamagedError(f"lacks the column `{missing[0]}`")
+    return present
+
+
+def _parquet_types(table: Table) -> dict[str, tuple[str, str]]:
+    kinds = {
+        pa.int32(): ("INT32", "None"),
+        pa.int64(): ("INT64", "None"),
+        pa.float64(): ("DOUBLE", "None"),
+        pa.string(): ("BYTE_ARRAY", "String"),
+        pa.int16(): ("INT32", "Int(bitWidth=16, isSigned=true)"),
+    }
+    types = {}
+    for field in table.schema:
+        if pa.types.is_list(field.type):
+            types[f"{field.name}.list.element"] = kinds[field.type.value_type]
+        else:
+            types[field.name] = kinds[field.type]
+    return types

@@ -1,0 +1,79 @@
+"""Sketches out of a run: rows of `records` as columns of sketches, merged by any key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from sonde._errors import RunError
+from sonde.record import COUNTS, EXTREMA, N_BINS, SUMS, Sketches
+from sonde.sketch import merge_groups
+
+COLUMNS: Final = ", ".join((*COUNTS, *SUMS, *EXTREMA, "bin_ids", "bin_counts"))
+"""What a query must select for `from_rows`."""
+
+Key = tuple[object, ...]
+
+
+def from_rows(rows: pa.Table) -> Sketches:
+    """Rows with the columns of a sketch, as sketches. Refuses bins that cannot be."""
+    ids, bin_counts = _flat(rows["bin_ids"]), _flat(rows["bin_counts"])
+    lengths = _lengths(rows["bin_ids"])
+    if len(ids) != len(bin_counts) or (len(ids) and not 0 <= ids.min() <= ids.max() < N_BINS):
+        raise RunError(
+            "A segment of this run holds bins that cannot be: it was not written by Sonde."
+        )
+    offsets = np.zeros(rows.num_rows + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return Sketches(
+        _matrix(rows, COUNTS, np.int64),
+        _matrix(rows, SUMS, np.float64),
+        _matrix(rows, EXTREMA, np.float64),
+        offsets,
+        ids.astype(np.int16),
+        bin_counts.astype(np.int64),
+    )
+
+
+def merge_by(rows: pa.Table, columns: Sequence[str]) -> tuple[list[Key], Sketches]:
+    """One sketch per distinct value of the columns, in order of first occurrence."""
+    groups, keys = _groups(rows, columns)
+    return keys, merge_groups(from_rows(rows), groups, len(keys))
+
+
+def _groups(rows: pa.Table, columns: Sequence[str]) -> tuple[NDArray[np.int64], list[Key]]:
+    if not columns:
+        return np.zeros(rows.num_rows, np.int64), [()]
+    combined = np.zeros(rows.num_rows, np.int64)
+    for column in columns:
+        encoded = rows[column].combine_chunks().dictionary_encode()
+        codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        combined = combined * max(len(encoded.dictionary), 1) + codes
+        _, combined = np.unique(combined, return_inverse=True)
+    _, first, groups = np.unique(combined, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    picked = rows.select(list(columns)).take(np.sort(first))
+    keys = list(zip(*(picked[c].to_pylist() for c in columns), strict=True))
+    return rank[groups], keys
+
+
+def _matrix(rows: pa.Table, columns: Sequence[str], dtype: type) -> NDArray[Any]:
+    matrix = np.empty((rows.num_rows, len(columns)), dtype)
+    for i, column in enumerate(columns):
+        matrix[:, i] = rows[column].to_numpy()
+    return matrix
+
+
+def _flat(column: pa.ChunkedArray) -> NDArray[Any]:
+    parts = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def _lengths(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    parts = [chunk.value_lengths().to_numpy(zero_copy_only=False) for chunk in column.chunks]
+    return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)

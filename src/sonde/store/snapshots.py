@@ -1,0 +1,255 @@
+"""A snapshot: which segments of a run count now, each checked, and what is wrong with others.
+
+Listing the live folders before the compacted ones is what makes it right while a writer and a
+compactor
+work: a row is in a live segment until a compacted one that holds it has its name. Whatever looks
+like a hole may be a listing that raced with a compactor, so it is believed only when it is seen
+again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+
+from sonde._errors import RunError
+from sonde.store import segments
+from sonde.store.attempts import AttemptReader, AttemptRecord
+from sonde.store.documents import DamagedError
+from sonde.store.segments import Attempt, Segment, SegmentName
+from sonde.store.tables import TABLES, Table
+
+_RETAKES: Final = 50
+_PAUSE_S: Final = 0.01
+_CONFIRMATIONS: Final = 3
+_CHECKERS: Final = 4
+
+Stamp = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Damage:
+    """A file that is not what it should be, or a segment that is gone: `file` `problem`."""
+
+    file: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The sound segments that count, by table, and everything else there is to say."""
+
+    segments: Mapping[str, tuple[Segment, ...]]
+    attempts: Mapping[Attempt, AttemptRecord]
+    damages: tuple[Damage, ...]
+
+    def paths(self) -> tuple[str, ...]:
+        return tuple(s.path for table in self.segments.values() for s in table)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    path: str
+    name: SegmentName
+    stamp: Stamp
+    is_compacted: bool
+
+
+@dataclass(slots=True)
+class _Findings:
+    damages: list[Damage] = field(default_factory=list)
+    holes: list[Damage] = field(default_factory=list)
+
+
+class SnapshotTaker:
+    """Takes snapshots of one run, checking each file once for as long as it stays the same."""
+
+    def __init__(self, root: str, run_id: str | None, tables: Iterable[Table] = TABLES) -> None:
+        self.root = root
+        self._run_id = run_id
+        self._tables = tuple(tables)
+        self._attempts = AttemptReader(root)
+        self._verdicts: dict[tuple[str, Stamp], Segment | DamagedError] = {}
+        self._believed: frozenset[Damage] = frozenset()
+
+    def take(self) -> Snapshot:
+        """What is on disk now. Sees every segment that had its name when this was called."""
+        seen = 0
+        for _ in range(_RETAKES):
+            try:
+                snapshot, holes = self._try()
+            except FileNotFoundError:
+                time.sleep(_PAUSE_S / 10)
+                continue  # compacted away between listing and reading
+            seen += 1
+            if not holes - self._believed or seen >= _CONFIRMATIONS:
+                self._believed = holes
+                return snapshot
+            time.sleep(_PAUSE_S)
+        raise RunError(
+            f"The files of `{self.root}` vanish while they are read. Is it being deleted?"
+        )
+
+    def _try(self) -> tuple[Snapshot, frozenset[Damage]]:
+        # Heartbeats first: every segment they speak of must then be found.
+        attempts, problems = self._attempts.read()
+        findings = _Findings([Damage(file, problem) for file, problem in problems.items()])
+        chosen = {}
+        fresh: dict[tuple[str, Stamp], Segment | DamagedError] = {}
+        try:
+            for table in self._tables:
+                candidates = self._list(table, findings)
+                self._check_all(table, candidates, fresh)
+                chosen[table.name] = self._choose(table, candidates, attempts, fresh, findings)
+        except FileNotFoundError:
+            self._verdicts.update(fresh)
+            raise
+        self._verdicts = fresh
+        damages = tuple(sorted({*findings.damages, *findings.holes}))
+        return Snapshot(chosen, attempts, damages), frozenset(findings.holes)
+
+    def _list(self, table: Table, findings: _Findings) -> dict[Attempt, list[_Candidate]]:
+        """Everything that has the name of a segment, largest ranges first."""
+        found: dict[Attempt, list[_Candidate]] = {}
+        for folder in table.folders:
+            for rank, path in self._rank_folders(folder, findings):
+                for entry in self._entries(path):
+                    if entry.name.startswith(".") or not entry.name.endswith(".parquet"):
+                        continue
+                    name = segments.parse_name(entry.name, rank)
+                    if name is None:
+                        where = os.path.relpath(entry.path, self.root)
+                        findings.damages.append(
+                            Damage(where, "does not have the name of a segment")
+                        )
+                        continue
+                    status = entry.stat(follow_symlinks=False)
+                    stamp = (status.st_size, status.st_mtime_ns, status.st_ino)
+                    candidate = _Candidate(entry.path, name, stamp, folder == table.compacted)
+                    found.setdefault(name.attempt, []).append(candidate)
+        for candidates in found.values():
+            candidates.sort(key=_rank_of_choice)
+        return found
+
+    def _rank_folders(self, folder: str, findings: _Findings) -> list[tuple[int, str]]:
+        found = []
+        above = os.path.join(self.root, folder)
+        if os.path.islink(above):
+            findings.damages.append(Damage(folder, "is a symbolic link"))
+            return []
+        for entry in self._entries(above):
+            rank = segments.parse_rank_folder(entry.name)
+            if rank is None:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                found.append((rank, entry.path))
+            else:
+                where = os.path.relpath(entry.path, self.root)
+                findings.damages.append(Damage(where, "is not a folder"))
+        return sorted(found)
+
+    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(folder) as entries:
+                return list(entries)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def _check_all(
+        self,
+        table: Table,
+        found: Mapping[Attempt, list[_Candidate]],
+        fresh: dict[tuple[str, Stamp], Segment | DamagedError],
+    ) -> None:
+        """Check the files that will count if they are sound, several at a time."""
+        new = []
+        for candidates in found.values():
+            covered = -1
+            for c in candidates:
+                key = (c.path, c.stamp)
+                if c.name.last > covered:
+                    covered = c.name.last
+                    if key in self._verdicts:
+                        fresh[key] = self._verdicts[key]
+                    else:
+                        new.append(c)
+        if len(new) < _CHECKERS:
+            verdicts = [self._check(table, c) for c in new]
+        else:
+            with ThreadPoolExecutor(_CHECKERS) as pool:
+                verdicts = list(pool.map(lambda c: self._check(table, c), new))
+        fresh.update(((c.path, c.stamp), v) for c, v in zip(new, verdicts, strict=True))
+
+    def _check(self, table: Table, candidate: _Candidate) -> Segment | DamagedError:
+        try:
+            return segments.check(candidate.path, candidate.name, table, self._run_id)
+        except DamagedError as error:
+            return error
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            return DamagedError(f"cannot be read ({error.strerror or error})")
+
+    def _choose(
+        self,
+        table: Table,
+        found: Mapping[Attempt, list[_Candidate]],
+        attempts: Mapping[Attempt, AttemptRecord],
+        fresh: dict[tuple[str, Stamp], Segment | DamagedError],
+        findings: _Findings,
+    ) -> tuple[Segment, ...]:
+        chosen: list[Segment] = []
+        for attempt in sorted({*found, *attempts}):
+            covered: list[tuple[int, int]] = []
+            explained: list[tuple[int, int]] = []
+            end = -1
+            for c in found.get(attempt, ()):
+                if c.name.last <= end:
+                    continue  # hidden: inside of a sound one
+                key = (c.path, c.stamp)
+                if key not in fresh:
+                    known = self._verdicts.get(key)
+                    fresh[key] = known if known is not None else self._check(table, c)
+                verdict = fresh[key]
+                if isinstance(verdict, Segment) and c.name.first <= end:
+                    verdict = DamagedError("overlaps another segment")
+                if isinstance(verdict, DamagedError):
+                    explained.append((c.name.first, c.name.last))
+                    where = os.path.relpath(c.path, self.root)
+                    findings.damages.append(Damage(where, str(verdict)))
+                else:
+                    chosen.append(verdict)
+                    covered.append((c.name.first, c.name.last))
+                    end = c.name.last
+            known_last = attempts[attempt].last_seq(table.name) if attempt in attempts else -1
+            _find_holes(table, attempt, covered, explained, known_last, findings)
+        return tuple(chosen)
+
+
+def _rank_of_choice(c: _Candidate) -> tuple[int, int, bool, str]:
+    """Of two segments that begin together the longer comes first, then the compacted one."""
+    return (c.name.first, -c.name.last, not c.is_compacted, c.path)
+
+
+def _find_holes(
+    table: Table,
+    attempt: Attempt,
+    covered: list[tuple[int, int]],
+    explained: list[tuple[int, int]],
+    known_last: int,
+    findings: _Findings,
+) -> None:
+    """Note sequence numbers that must have been there and belong to no file that was found."""
+    accounted = sorted([*covered, *explained])
+    next_seq = 0
+    for first, last in [*accounted, (known_last + 1, known_last)]:
+        if first > next_seq:
+            folder = f"{table.live}/{segments.rank_folder(attempt.rank)}"
+            span = f"{next_seq}" if first == next_seq + 1 else f"{next_seq} to {first - 1}"
+            stem = f"a{attempt.number:04d}-{attempt.token}"
+            findings.holes.append(Damage(f"{folder}/{stem}", f"lacks segment {span}"))
+        next_seq = max(next_seq, last + 1)

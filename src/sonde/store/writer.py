@@ -1,0 +1,370 @@
+"""The writer: takes records without ever making the training wait, and keeps them on disk.
+
+    writer = Writer("runs/first", config={"lr": 3e-4})
+    writer.sites(infos)
+    writer.sketches(batch)          # returns at once, never raises
+    writer.close("finished")
+
+Records go into a queue that is bounded by bytes. A thread encodes and publishes them as segments,
+so that each is durable within `flush_s` of being handed over. What cannot be kept is counted,
+never
+hidden: see `Writer.counts`, the heartbeat and the end file.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, Self
+
+from sonde._errors import RunError
+from sonde.record import Event, NumberBatch, SiteInfo, SketchBatch
+from sonde.store import attempts, locations
+from sonde.store.files import Files, LocalFiles
+from sonde.store.keeping import Keeper, Taken
+from sonde.store.rows import size_bytes
+from sonde.store.segments import Attempt
+
+_FLUSH_AT: Final = 0.75
+"""Share of `flush_s` after which a flush begins, so that it has ended when `flush_s` is over."""
+
+_FLUSH_BYTES: Final = 32 << 20
+_EXIT_TIMEOUT_S: Final = 4.0
+_LIVES: Final = 2
+
+DropCause = Literal["queue_full", "disk", "closed", "invalid", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Records so far: `handed == written + pending + sum(dropped.values())`."""
+
+    handed: int
+    written: int
+    pending: int
+    dropped: Mapping[str, int]
+    errors: int
+
+
+class Writer:
+    """Writes one attempt of one rank of a run. A sink: see `sonde.record.Sink`.
+
+    Handing over never blocks, never raises and costs about a microsecond per batch. Arrays that
+    were handed over belong to the writer: do not change them afterwards. In a forked child every
+    method does nothing.
+    """
+
+    name = "run"
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        config: Mapping[str, object] | None = None,
+        resume_from_step: int | None = None,
+        flush_s: float = 2.0,
+        heartbeat_s: float = 5.0,
+        max_pending_bytes: int = 128 << 20,
+        compact: bool = True,
+        on_problem: Callable[[str], None] | None = None,
+        files: Files | None = None,
+    ) -> None:
+        """Make the directory a run, or go on in the run that it is, and start the writing thread.
+
+        Args:
+            path: The run directory. Made if need be; must be new, empty, or a run.
+            rank: Of this process, from 0.
+            world_size: How many ranks write this run.
+            config: Kept in `run.json` by whoever comes first. What JSON cannot hold is kept as
+            repr.
+            resume_from_step: Required to go on in a run that this rank has written before: from
+            this
+                step on the new records replace the older ones at reading. 0 replaces all.
+            flush_s: A record is durable within this time of being handed over.
+            heartbeat_s: How often the writer says that it is alive.
+            max_pending_bytes: Of records that wait for the disk. Beyond it the newest are dropped.
+            compact: Whether to start a helper process now and then that compacts the segments.
+            on_problem: Called from the writing thread with a sentence, once per kind of problem.
+            files: The file system, for tests.
+
+        Raises:
+            RunError: The directory cannot be written, is not a run, or is one that must be resumed.
+        """
+        _check_arguments(rank, world_size, flush_s, resume_from_step)
+        self._files = files or LocalFiles()
+        self.path = os.path.abspath(os.path.expanduser(os.fspath(path)))
+        about = locations.create(self._files, self.path, config or {})
+        self.run_id: str = about["run_id"]
+        self.attempt = _begin(self._files, self.path, about, rank, world_size, resume_from_step)
+        self._pid = os.getpid()
+        self._flush_s = flush_s
+        self._heartbeat_s = heartbeat_s
+        self._limit_bytes = max_pending_bytes
+        self._changed = threading.Condition()
+        self._taken = Taken()
+        self._oldest_s = 0.0
+        self._handed = 0
+        self._dropped: dict[str, int] = {}
+        self._flushes_asked = 0
+        self._flushes_done = 0
+        self._is_closing = False
+        self._is_off = False
+        self._reason = "finished"
+        self._is_done = threading.Event()
+        self._keeper = Keeper(
+            files=self._files,
+            root=self.path,
+            run_id=self.run_id,
+            attempt=self.attempt,
+            resume_from_step=resume_from_step,
+            compact=compact,
+            on_problem=on_problem,
+        )
+        self._thread = threading.Thread(target=self._run, name="sonde-writer", daemon=True)
+        self._thread.start()
+        atexit.register(self._at_exit)
+
+    # -- taking records: called by the training side --------------------------------------------
+
+    def sites(self, infos: Sequence[SiteInfo]) -> None:
+        """Declare sites; their ids are used by the batches that follow."""
+        self._take("sites", infos, 200 * len(infos), 0)
+
+    def sketches(self, batch: SketchBatch) -> None:
+        """Take the sketches of a step."""
+        try:
+            size, records = size_bytes(batch), len(batch.ids)
+        except Exception:
+            size, records = 0, 1  # the writing thread looks at it, counts it and says why
+        self._take("sketches", batch, size, records)
+
+    def numbers(self, batch: NumberBatch) -> None:
+        """Take scalars and metrics of a step."""
+        try:
+            size, records = size_bytes(batch), len(batch.names)
+        except Exception:
+            size, records = 0, 1
+        self._take("numbers", batch, size, records)
+
+    def event(self, event: Event) -> None:
+        """Take an event."""
+        self._take("events", event, 500, 1)
+
+    def set_info(self, **info: object) -> None:
+        """Facts for the heartbeat and the end file, shown in `run.info`: cost and so on."""
+        if self._is_ours():
+            self._keeper.set_info(info)
+
+    # -- control --------------------------------------------------------------------------------
+
+    def flush(self, timeout_s: float = 10.0) -> bool:
+        """Make everything handed over so far durable; false if that did not succeed in time."""
+        if not self._is_ours():
+            return False
+        with self._changed:
+            self._flushes_asked += 1
+            ticket = self._flushes_asked
+            self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: self._flushes_done >= ticket or self._is_off or self._is_done.is_set(),
+                timeout_s,
+            )
+            return self._flushes_done >= ticket and not self._keeper.is_holding
+
+    def close(self, reason: str = "finished", timeout_s: float = 10.0) -> None:
+        """Flush, say how the run ended, and stop. Waits at most `timeout_s`. May be called again.
+
+        A reason that begins with `failed` marks the run as failed.
+        """
+        if not self._is_ours():
+            return
+        with self._changed:
+            if not self._is_closing:
+                self._is_closing = True
+                self._reason = reason
+                self._changed.notify_all()
+        if not self._is_done.wait(timeout_s):
+            self._keeper.report(
+                "close_timeout", f"The disk did not take the last records within {timeout_s:.0f} s."
+            )
+        atexit.unregister(self._at_exit)
+
+    @property
+    def counts(self) -> Counts:
+        """What became of the records so far, the writer's own events among them."""
+        if not self._is_ours():
+            return Counts(0, 0, 0, {}, 0)
+        with self._changed:
+            kept = self._keeper
+            handed = self._handed + kept.own_records
+            dropped = dict(self._dropped)
+            for cause, n in kept.dropped.items():
+                dropped[cause] = dropped.get(cause, 0) + n
+            pending = handed - kept.written - sum(dropped.values())
+            return Counts(handed, kept.written, pending, dropped, kept.errors)
+
+    @property
+    def problems(self) -> list[str]:
+        """One sentence per kind of problem met so far."""
+        return list(self._keeper.problems)
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the writer has switched itself off after failing twice."""
+        return self._is_off
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        self.close("finished" if kind is None else f"failed: {kind.__name__}: {error}")
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _is_ours(self) -> bool:
+        """False in a forked child: the thread, the files and the run belong to the parent."""
+        return os.getpid() == self._pid
+
+    def _take(self, what: str, item: object, size: int, records: int) -> None:
+        if not self._is_ours():
+            return
+        t_ns = time.time_ns()
+        # Reentrant: a signal handler may log while this thread is in here.
+        with self._changed:
+            self._handed += records
+            if self._is_closing or self._is_off:
+                self._drop("closed" if self._is_closing else "failed", records)
+            elif self._taken.size_bytes + size > self._limit_bytes:
+                self._drop("queue_full", records)
+            elif self._taken.put(what, item, t_ns, size, records):
+                self._oldest_s = time.monotonic()
+                self._changed.notify_all()
+            elif self._taken.size_bytes > _FLUSH_BYTES:
+                self._changed.notify_all()
+
+    def _drop(self, cause: DropCause, records: int) -> None:
+        self._dropped[cause] = self._dropped.get(cause, 0) + records
+
+    def _run(self) -> None:
+        """The thread. Started anew once if it fails, in place; after that the writer is off."""
+        try:
+            for _ in range(_LIVES):
+                try:
+                    self._keeper.warm_up()
+                    self._work()
+                except BaseException as error:
+                    self._keeper.give_up(error)
+                else:
+                    return
+            self._switch_off()
+        finally:
+            self._is_done.set()
+            with self._changed:
+                self._changed.notify_all()
+
+    def _work(self) -> None:
+        next_beat_s = 0.0
+        while True:
+            with self._changed:
+                self._wait_until_due(next_beat_s)
+                taken, self._taken = self._taken, Taken()
+                closing, asked = self._is_closing, self._flushes_asked
+            self._keeper.keep(taken, self._drops_of("queue_full"))
+            if closing:
+                self._keeper.release()
+            with self._changed:
+                self._flushes_done = asked
+                self._changed.notify_all()
+            if closing and not self._taken:
+                self._keeper.end(self._reason, self.counts)
+                return
+            if time.monotonic() >= next_beat_s:
+                self._keeper.beat(self.counts)
+                next_beat_s = time.monotonic() + self._heartbeat_s
+
+    def _wait_until_due(self, next_beat_s: float) -> None:
+        """Wait until a flush is due: by age, size, request, or for another try. Lock is held."""
+        while not (self._is_closing or self._flushes_asked > self._flushes_done):
+            due_s = next_beat_s
+            if self._taken:
+                if self._taken.size_bytes > _FLUSH_BYTES:
+                    return
+                due_s = min(due_s, self._oldest_s + _FLUSH_AT * self._flush_s)
+            if self._keeper.is_holding:
+                due_s = min(due_s, self._keeper.held_since_s + _FLUSH_AT * self._flush_s)
+            rest_s = due_s - time.monotonic()
+            if rest_s <= 0:
+                return
+            self._changed.wait(rest_s)
+
+    def _drops_of(self, cause: str) -> int:
+        with self._changed:
+            return self._dropped.get(cause, 0)
+
+    def _switch_off(self) -> None:
+        with self._changed:
+            self._is_off = True
+            self._drop("failed", self._taken.records)
+            self._taken = Taken()
+        self._keeper.report("writer_off", "The writer failed twice and has switched itself off.")
+        while not self._is_closing:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closing, 1.0)
+        self._keeper.end(self._reason, self.counts)
+
+    def _at_exit(self) -> None:
+        error = getattr(sys, "last_value", None)
+        if error is not None and not hasattr(sys, "ps1"):
+            self.close(f"failed: {type(error).__name__}: {error}", _EXIT_TIMEOUT_S)
+        else:
+            self.close("exited", _EXIT_TIMEOUT_S)
+
+
+def _check_arguments(
+    rank: int, world_size: int, flush_s: float, resume_from_step: int | None
+) -> None:
+    if not 0 <= rank < world_size:
+        raise RunError(f"`rank` must lie in 0..world_size-1, got {rank} of {world_size}.")
+    if not flush_s > 0:
+        raise RunError(f"`flush_s` must be above 0 seconds, got {flush_s}.")
+    if resume_from_step is not None and resume_from_step < 0:
+        raise RunError(f"`resume_from_step` must be a step, 0 or more, got {resume_from_step}.")
+
+
+def _begin(
+    files: Files,
+    root: str,
+    about: Mapping[str, object],
+    rank: int,
+    world_size: int,
+    resume_from_step: int | None,
+) -> Attempt:
+    before = attempts.names(root)
+    if resume_from_step is None and any(a.rank == rank for a in before):
+        raise RunError(
+            f"`{root}` already holds a run of rank {rank}. "
+            "Choose another directory, or say from which step to go on: `resume_from_step=...`."
+        )
+    try:
+        files.mkdir(os.path.join(root, attempts.FOLDER))
+        attempt = attempts.claim(files, root, rank, before)
+        attempts.begin(
+            files,
+            root,
+            attempt,
+            run_id=about["run_id"],
+            world_size=world_size,
+            resume_from_step=resume_from_step,
+        )
+    except OSError as error:
+        raise RunError(f"Cannot write to `{root}`: {error.strerror or error}.") from error
+    return attempt
