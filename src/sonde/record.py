@@ -43,7 +43,8 @@ N_BINS: Final = 2048
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One place where tensors appear: which module, which call of it, what kind of tensor, which one.
+    """One place where tensors appear: which module, which call of it, what kind of tensor, which
+    one.
 
     `module` is the canonical dotted path, `""` for the root. `slot` is the path into a nested value
     (`0`, `1.key`, `logits`), a parameter's own name (`weight`), a parameter's name and state
@@ -57,13 +58,13 @@ class Site:
 
     @property
     def name(self) -> str:
-        """Printable and unique: `h.3.attn/output/0`, `h.3.attn#1/output/0`, `./output/0` for the root."""
+        """Printable and unique: `h.3.attn/output/0`, `h.3.attn#1/output/0`; `.` is the root."""
         call = f"#{self.call}" if self.call else ""
         return f"{self.module or '.'}{call}/{self.kind}/{self.slot}"
 
     @property
     def path(self) -> str:
-        """What site patterns match: a parameter's full name (`fc.weight`), else the module's path."""
+        """What patterns match: a parameter's full name (`fc.weight`), else the module's path."""
         if self.kind not in PARAMETER_KINDS:
             return self.module
         return f"{self.module}.{self.slot}" if self.module else self.slot
@@ -124,7 +125,8 @@ Level = Literal["info", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to the recording itself: an error, a drop, a skip, a change of structure.
+    """Something that happened to the recording itself: an error, a drop, a skip, a change of
+    structure.
 
     `code` is a short stable word (`skipped`, `dropped`, `metric_failed`), `where` names what it
     concerns. `count` is how often since the last event of the same code and place.

@@ -1,8 +1,8 @@
 """A row: the raw numbers of one sketch while it is being filled, and the table they stand in.
 
-A table is an int64 array of `WORDS` columns. Words 0..5 are the counts, 6..9 the sums and 10..12 the
-extrema (both as float64 bit patterns), 13..15 are free, the rest is one word per bin. Kernels add
-into rows; nothing is ever subtracted, so micro-batches merge by being added to the same row.
+A table is an int64 array of `WORDS` columns. Words 0..5 are the counts, 6..9 the sums and 10..12
+the extrema (both as float64 bit patterns), 13..15 are free, the rest is one word per bin. Kernels
+add into rows; nothing is ever subtracted, so micro-batches merge by being added to the same row.
 """
 
 from __future__ import annotations

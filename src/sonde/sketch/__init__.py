@@ -3,6 +3,7 @@
 from sonde.sketch.columns import concatenate as concatenate
 from sonde.sketch.columns import from_dense as from_dense
 from sonde.sketch.columns import merge_groups as merge_groups
+from sonde.sketch.columns import take as take
 from sonde.sketch.formats import FORMATS as FORMATS
 from sonde.sketch.formats import Format as Format
 from sonde.sketch.formats import Loss as Loss
@@ -30,4 +31,5 @@ __all__ = [
     "quantiles",
     "row",
     "statistic",
+    "take",
 ]

@@ -18,7 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 from sonde.record import N_BINS
 
 HALF: Final = N_BINS // 2
-"""Bins below are for non-negative values in rising order, from here on for negative ones, mirrored."""
+"""Bins below are for non-negative values in rising order, from here on for negative ones, mirrored.
+"""
 
 INF_BIN: Final = 1020
 """Bin of +Inf (and of float64 values beyond float32); -Inf is `INF_BIN + HALF`. NaN has no bin."""
@@ -27,7 +28,8 @@ RELATIVE_WIDTH: Final = 0.25
 """No bin of normal numbers is wider than this share of its smallest magnitude."""
 
 MIN_EXPONENT: Final = -129
-"""Exponent column that pools all magnitudes below 2**-128 (float32 subnormals of two bits' depth)."""
+"""Exponent column that pools all magnitudes below 2**-128 (float32 subnormals of two bits' depth).
+"""
 
 
 def _magnitudes() -> NDArray[np.float64]:
@@ -121,8 +123,8 @@ def quantiles(
 ) -> NDArray[np.float64]:
     """Quantiles of the finite values, linear inside a bin; NaN when there are none.
 
-    The order statistic of rank ceil(q * n) lies in the bin that is read off, so the answer is off by
-    less than that bin's width: at most 25 % of its magnitude. q = 0 and q = 1 are exact.
+    The order statistic of rank ceil(q * n) lies in the bin that is read off, so the answer is off
+    by less than that bin's width: at most 25 % of its magnitude. q = 0 and q = 1 are exact.
     """
     left, right, counts = pieces(bins, zeros, low, high)
     wanted = np.asarray(q, dtype=np.float64)
@@ -144,8 +146,8 @@ def histogram(
 ) -> NDArray[np.float64]:
     """Finite values in each of the intervals [edges[i], edges[i + 1]), the last one closed.
 
-    Values are spread evenly over the bin they fell in, so counts can be fractional; where an edge is
-    a bin edge the split is exact. What lies outside of the edges is not counted.
+    Values are spread evenly over the bin they fell in, so counts can be fractional; where an edge
+    is a bin edge the split is exact. What lies outside of the edges is not counted.
     """
     left, right, counts = pieces(bins, zeros, low, high)
     points = left == right

@@ -51,6 +51,17 @@ def concatenate(parts: Sequence[Sketches]) -> Sketches:
     )
 
 
+def take(s: Sketches, rows: NDArray[np.int64]) -> Sketches:
+    """The given rows, in the given order; a row may be asked for more than once."""
+    lengths = np.diff(s.offsets)[rows]
+    offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    at = np.arange(offsets[-1]) + np.repeat(s.offsets[rows] - offsets[:-1], lengths)
+    return Sketches(
+        s.counts[rows], s.sums[rows], s.extrema[rows], offsets, s.bin_ids[at], s.bin_counts[at]
+    )
+
+
 def merge_groups(s: Sketches, groups: NDArray[np.int64], n_groups: int) -> Sketches:
     """Row `i` goes into sketch `groups[i]`; a group without rows is the empty sketch."""
     counts = np.zeros((n_groups, len(COUNTS)), np.int64)

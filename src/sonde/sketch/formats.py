@@ -89,11 +89,11 @@ def loss(
 ) -> Loss:
     """What values times `scale` (a power of two) would lose in the format `name`.
 
-    Which side of an edge is counted: underflow is |x| below half the smallest subnormal (what rounds
-    to nearest gives zero; the tie itself is not counted). Subnormal is from there up to, not
-    including, the smallest normal. Overflow is |x| in bins that begin at or above the largest value:
-    for e4m3, e5m2 and fp4 that includes the largest value itself, unless nothing exceeds it; for
-    float16 and bfloat16 it leaves out the last half step below the next power of two.
+    Which side of an edge is counted: underflow is |x| below half the smallest subnormal (what
+    rounds to nearest gives zero; the tie itself is not counted). Subnormal is from there up to, not
+    including, the smallest normal. Overflow is |x| in bins that begin at or above the largest
+    value: for e4m3, e5m2 and fp4 that includes the largest value itself, unless nothing exceeds it;
+    for float16 and bfloat16 it leaves out the last half step below the next power of two.
     """
     if not (scale > 0 and math.frexp(scale)[0] == 0.5):
         raise ValueError(f"`scale` must be a power of two, got {scale}.")

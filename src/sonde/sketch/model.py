@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -43,7 +44,8 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Exponents:
-    """Values by power of two: `counts[i]` values have 2**exponents[i] <= |x| < 2**(exponents[i] + 1).
+    """Values by power of two: `counts[i]` values have 2**exponents[i] <= |x| < 2**(exponents[i] +
+    1).
 
     Zeros, NaN and infinities stand apart. Exponent -129 pools all magnitudes below 2**-128.
     """
@@ -87,12 +89,15 @@ class Sketch:
 
     def merge(self, other: Sketch) -> Sketch:
         """Sketch of both samples, as if they had been seen together."""
-        return Sketch(
-            **{n: getattr(self, n) + getattr(other, n) for n in (*COUNTS, *SUMS)},
-            min=min(self.min, other.min),
-            max=max(self.max, other.max),
-            min_abs=min(self.min_abs, other.min_abs),
-            bins=_frozen(self.bins + other.bins),
+        return _build(
+            {n: getattr(self, n) + getattr(other, n) for n in COUNTS},
+            {
+                **{n: getattr(self, n) + getattr(other, n) for n in SUMS},
+                "min": min(self.min, other.min),
+                "max": max(self.max, other.max),
+                "min_abs": min(self.min_abs, other.min_abs),
+            },
+            self.bins + other.bins,
         )
 
     def __eq__(self, other: object) -> bool:
@@ -175,7 +180,7 @@ class Sketch:
         return float(_statistics.statistic(name)(self.columns())[0])
 
     def quantile(self, q: float) -> float:
-        """Value below which a share `q` of the finite values lies; off by less than a bin (25 %)."""
+        """Value below which a share `q` of the finite values lies; off by less than a bin."""
         return float(self.quantiles([q])[0])
 
     def quantiles(self, q: Sequence[float]) -> NDArray[np.float64]:
@@ -202,7 +207,7 @@ class Sketch:
         return _formats.loss(self.bins, self.zeros, self.max_abs, format, scale)
 
     def columns(self) -> Sketches:
-        """This one sketch as columns."""
+        """One row of columns."""
         return from_dense(
             np.array([[getattr(self, n) for n in COUNTS]], dtype=np.int64),
             np.array([[getattr(self, n) for n in SUMS]], dtype=np.float64),
@@ -226,12 +231,15 @@ def row(s: Sketches, i: int) -> Sketch:
     bins = np.zeros(N_BINS, dtype=np.int64)
     held = slice(s.offsets[i], s.offsets[i + 1])
     bins[s.bin_ids[held]] = s.bin_counts[held]
-    return Sketch(
-        **{n: int(v) for n, v in zip(COUNTS, s.counts[i], strict=True)},
-        **{n: float(v) for n, v in zip(SUMS, s.sums[i], strict=True)},
-        **{n: float(v) for n, v in zip(EXTREMA, s.extrema[i], strict=True)},
-        bins=_frozen(bins),
-    )
+    counts = dict(zip(COUNTS, s.counts[i].tolist(), strict=True))
+    reals = zip((*SUMS, *EXTREMA), [*s.sums[i].tolist(), *s.extrema[i].tolist()], strict=True)
+    return _build(counts, dict(reals), bins)
+
+
+def _build(counts: dict[str, int], reals: dict[str, float], bins: NDArray[np.int64]) -> Sketch:
+    bins.setflags(write=False)
+    fields: dict[str, Any] = {**counts, **reals, "bins": bins}
+    return Sketch(**fields)
 
 
 def _checked_edges(edges: ArrayLike) -> NDArray[np.float64]:
@@ -241,16 +249,8 @@ def _checked_edges(edges: ArrayLike) -> NDArray[np.float64]:
     return checked
 
 
-def _frozen(bins: NDArray[np.int64]) -> NDArray[np.int64]:
-    bins.setflags(write=False)
-    return bins
-
-
-_EMPTY = Sketch(
-    **dict.fromkeys(COUNTS, 0),
-    **dict.fromkeys(SUMS, 0.0),
-    min=np.inf,
-    max=-np.inf,
-    min_abs=np.inf,
-    bins=_frozen(np.zeros(N_BINS, dtype=np.int64)),
+_EMPTY = _build(
+    dict.fromkeys(COUNTS, 0),
+    {**dict.fromkeys(SUMS, 0.0), "min": np.inf, "max": -np.inf, "min_abs": np.inf},
+    np.zeros(N_BINS, dtype=np.int64),
 )

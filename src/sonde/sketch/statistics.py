@@ -31,7 +31,7 @@ def statistic(name: str) -> Statistic:
     if quantile is None:
         known = ", ".join(NAMES)
         raise ValueError(
-            f"Unknown statistic `{name}`. Known are: {known}, and quantiles such as `p1` or `p99.9`."
+            f"Unknown statistic `{name}`. Known are: {known}; and quantiles such as `p99.9`."
         )
     return lambda s: quantiles(s, [quantile])[:, 0]
 
@@ -104,14 +104,15 @@ def _extremum(name: str) -> Statistic:
     column = EXTREMA.index(name)
 
     def read(s: Sketches) -> NDArray[np.float64]:
-        value = s.extrema[:, column]
+        value: NDArray[np.float64] = s.extrema[:, column]
         return np.where(np.isfinite(value), value, np.nan)
 
     return read
 
 
 def _finite(s: Sketches) -> NDArray[np.float64]:
-    return (s.counts[:, 0] - s.counts[:, 2:5].sum(axis=1)).astype(np.float64)
+    bad: NDArray[np.int64] = s.counts[:, 2:5].sum(axis=1)
+    return np.subtract(s.counts[:, 0], bad, dtype=np.float64)
 
 
 def _mean_of(column: str) -> Statistic:
@@ -119,7 +120,7 @@ def _mean_of(column: str) -> Statistic:
 
     def read(s: Sketches) -> NDArray[np.float64]:
         with np.errstate(divide="ignore", invalid="ignore"):
-            return s.sums[:, at] / np.where(_finite(s) > 0, _finite(s), np.nan)
+            return np.divide(s.sums[:, at], np.where(_finite(s) > 0, _finite(s), np.nan))
 
     return read
 
@@ -129,7 +130,7 @@ def _var(s: Sketches) -> NDArray[np.float64]:
     n_or_nan = np.where(n > 1, n, np.nan)
     with np.errstate(over="ignore", invalid="ignore"):
         centred = s.sums[:, 2] - s.sums[:, 0] * (s.sums[:, 0] / n_or_nan)
-    return np.maximum(centred, 0.0) / (n_or_nan - 1)
+    return np.divide(np.maximum(centred, 0.0), n_or_nan - 1)
 
 
 def _max_abs(s: Sketches) -> NDArray[np.float64]:
@@ -142,7 +143,7 @@ def _share(*columns: str) -> Statistic:
 
     def read(s: Sketches) -> NDArray[np.float64]:
         count = s.counts[:, 0].astype(np.float64)
-        return s.counts[:, at].sum(axis=1) / np.where(count > 0, count, np.nan)
+        return np.divide(s.counts[:, at].sum(axis=1), np.where(count > 0, count, np.nan))
 
     return read
 
@@ -150,8 +151,8 @@ def _share(*columns: str) -> Statistic:
 def _rm8(s: Sketches) -> NDArray[np.float64]:
     """Eighth root of the mean eighth power, from the bins.
 
-    Each bin gives the mean of x**8 over its width; with values known to a quarter octave the root is
-    within 12 % of the truth, and it is kept between `rm4` and `max_abs`, which bound it.
+    Each bin gives the mean of x**8 over its width; with values known to a quarter octave the root
+    is within 12 % of the truth, and it is kept between `rm4` and `max_abs`, which bound it.
     """
     lower, upper = _bins.EDGES[:-1], _bins.EDGES[1:]
     scale = np.where(_finite(s) > 0, _max_abs(s), np.nan)

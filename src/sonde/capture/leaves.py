@@ -1,0 +1,52 @@
+"""Tensors inside nested values, each with its path: `0`, `1.key`, `logits`.
+
+Tuples, lists, named tuples, dicts (and so `ModelOutput`), dataclasses. Anything else that is not a
+tensor is passed over: numbers, None, strings, objects of the model's own. Written without
+generators and identities, so that a compiler can trace it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Final
+
+MAX_DEPTH: Final = 8
+"""Nesting that is followed; a container that holds itself ends here."""
+
+
+def leaves(value: Any, leaf: type, limit: int) -> list[tuple[str, Any]]:
+    """Each tensor in `value` with its path; at most `limit`. A tensor by itself has the path `0`.
+
+    `Any`: whatever a model returns.
+    """
+    if isinstance(value, leaf):
+        return [("0", value)]
+    found: list[tuple[str, Any]] = []
+    _collect(value, leaf, "", found, limit, MAX_DEPTH)
+    return found
+
+
+def _collect(
+    value: Any, leaf: type, path: str, found: list[tuple[str, Any]], limit: int, depth: int
+) -> None:
+    for key, item in _items(value):
+        if len(found) >= limit:
+            return
+        inner = f"{path}.{key}" if path else str(key)
+        if isinstance(item, leaf):
+            found.append((inner, item))
+        elif depth > 1:
+            _collect(item, leaf, inner, found, limit, depth - 1)
+
+
+def _items(value: Any) -> list[tuple[Any, Any]]:
+    if isinstance(value, tuple):
+        names = getattr(value, "_fields", None)
+        return list(zip(names, value, strict=True)) if names else list(enumerate(value))
+    if isinstance(value, list):
+        return list(enumerate(value))
+    if isinstance(value, dict):
+        return list(value.items())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(f.name, getattr(value, f.name, None)) for f in dataclasses.fields(value)]
+    return []

@@ -1,0 +1,160 @@
+"""What to capture and when, as asked for and checked: kinds, selection, schedule, limits.
+
+A plan is settled before anything touches a model, so that a mistake in it is an error at `watch()`
+and never in the middle of a training.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from sonde._errors import SondeError
+from sonde.record import KINDS, Kind
+
+PRESETS: Final[dict[str, frozenset[Kind]]] = {
+    "default": frozenset(
+        {"output", "output_grad", "param", "param_grad", "update", "optim", "attach", "attach_grad"}
+    ),
+    "activations": frozenset({"input", "output", "attach"}),
+    "gradients": frozenset({"input_grad", "output_grad", "param_grad", "attach_grad"}),
+    "parameters": frozenset({"param", "param_grad", "update", "optim"}),
+    "all": frozenset(k for k in KINDS if k != "local"),
+}
+
+Every = int | Callable[[int], bool] | Sequence[Any]
+Schedule = Callable[[int], bool]
+Selector = Callable[[str, Any], bool]
+"""Whether a path and the module there are meant. `Any`: a module of whichever framework."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A checked answer to: which kinds, which sites, up to how many."""
+
+    kinds: frozenset[Kind]
+    include: Selector | None = None
+    exclude: Selector | None = None
+    phases: frozenset[str] = frozenset({"train"})
+    max_calls: int = 16
+    strict: bool = False
+
+    def wants(self, path: str, module: object) -> bool:
+        """Whether the module (or parameter) at that path is selected."""
+        if self.include is not None and not self.include(path, module):
+            return False
+        return self.exclude is None or not self.exclude(path, module)
+
+
+def kinds_of(log: str | Iterable[str]) -> frozenset[Kind]:
+    """Kinds from a preset, a kind, or several of either."""
+    asked = [log] if isinstance(log, str) else list(log)
+    found: set[Kind] = set()
+    for name in asked:
+        if name in PRESETS:
+            found |= PRESETS[name]
+        elif name in KINDS and name != "local":
+            found.add(cast("Kind", name))
+        else:
+            raise SondeError(
+                f"`log` has no kind or preset {name!r}. Kinds are: "
+                f"{', '.join(k for k in KINDS if k != 'local')}; presets are: {', '.join(PRESETS)}."
+            )
+    if not found:
+        raise SondeError("`log` is empty. To record nothing, do not watch, or set SONDE=off.")
+    return frozenset(found)
+
+
+def schedule_of(every: Every) -> Schedule:
+    """A function of the step from an interval, a function, or windows.
+
+    Windows are `(start, stop)` or `(start, stop, every)` triples, or ranges.
+    """
+    if callable(every):
+        return every
+    if isinstance(every, bool) or not isinstance(every, int | Sequence) or isinstance(every, str):
+        raise SondeError(
+            f"`every` must be a number of steps, a function of the step, or windows such as "
+            f"[(0, 100), (1000, 2000, 10)], got {every!r}."
+        )
+    if isinstance(every, int):
+        if every < 1:
+            raise SondeError(
+                f"`every` must be at least 1 step, got {every}. To stop recording, close the watch."
+            )
+        return _Interval(every)
+    return _Windows(tuple(_range_of(w) for w in every))
+
+
+def selector_of(patterns: object, argument: str) -> Selector | None:
+    """A selector from a glob, `re:` regex, compiled regex, type, predicate, or several of them."""
+    if patterns is None:
+        return None
+    several = patterns if isinstance(patterns, list | tuple | set | frozenset) else [patterns]
+    selectors = [_selector(p, argument) for p in several]
+    return lambda path, module: any(s(path, module) for s in selectors)
+
+
+def _selector(pattern: object, argument: str) -> Selector:
+    if isinstance(pattern, re.Pattern):
+        return lambda path, _module: pattern.search(path) is not None
+    if isinstance(pattern, str):
+        matches = matcher(pattern, argument)
+        return lambda path, _module: matches(path)
+    if isinstance(pattern, type):
+        return lambda _path, module: isinstance(module, pattern)
+    if callable(pattern):
+        return cast("Selector", pattern)
+    raise SondeError(
+        f"`{argument}` takes globs, regular expressions (`re:...`), module types or a function "
+        f"(path, module) -> bool, got {pattern!r}."
+    )
+
+
+def matcher(pattern: str, argument: str) -> Callable[[str], bool]:
+    """Whether a name matches a glob, or a regular expression after `re:`."""
+    if not pattern.startswith("re:"):
+        # fnmatch's translation is cached by re; `*` also crosses dots, as users expect of paths.
+        compiled = re.compile(fnmatch.translate(pattern))
+        return lambda name: compiled.match(name) is not None
+    try:
+        regex = re.compile(pattern[3:])
+    except re.error as error:
+        raise SondeError(
+            f"`{argument}` has a bad regular expression {pattern[3:]!r}: {error}."
+        ) from error
+    return lambda name: regex.search(name) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Interval:
+    every: int
+
+    def __call__(self, step: int) -> bool:
+        return step % self.every == 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Windows:
+    windows: tuple[range, ...]
+
+    def __call__(self, step: int) -> bool:
+        return any(step in w for w in self.windows)
+
+
+def _range_of(window: object) -> range:
+    if isinstance(window, range):
+        return window
+    if (
+        isinstance(window, tuple | list)
+        and len(window) in (2, 3)
+        and all(isinstance(n, int) for n in window)
+        and (len(window) == 2 or window[2] >= 1)
+    ):
+        return range(*window)
+    raise SondeError(
+        f"A window of `every` must be (start, stop) or (start, stop, every), got {window!r}."
+    )

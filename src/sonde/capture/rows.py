@@ -1,0 +1,170 @@
+"""Rows of the step being recorded: which site's numbers stand where, until they are handed over.
+
+A `Spot` is a site in a phase. When a tensor appears there, its sketch goes into a row of the table
+of its device. A tensor that was already sketched in this pass (the output of a child that its
+parent returns, the input of the next layer) is not read again: the spot points to the row that
+holds it. A row to which somebody else points is closed; what comes next opens a new one. So a
+spot's record is the merge of the rows it points to, exactly, and each tensor is read once.
+
+Nothing here knows a framework. Not thread-safe: the owner serialises.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde.record import Kind, Site, Sketches
+
+
+class Table(Protocol):
+    """Rows on one device. Filled by the training thread, taken away full, given back empty."""
+
+    def ensure(self, n_rows: int) -> None:
+        """Have at least `n_rows` rows; those that are filled keep their numbers."""
+
+    def take(self) -> Filled:
+        """The rows as they are now; from here on the table is empty."""
+
+    def discard(self) -> None:
+        """Empty the table; what it held is lost."""
+
+
+class Filled(Protocol):
+    """Rows that were taken from a table. `sketches` may wait for the device: call it elsewhere."""
+
+    def sketches(self, rows: NDArray[np.int64]) -> Sketches:
+        """The given rows as columns. Called once, from the drain's thread."""
+
+
+class Row:
+    """One row of a table and what it holds in the current window."""
+
+    __slots__ = ("events", "index", "shared", "window")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.window = -1
+        self.events = 0
+        self.shared = False
+
+
+class Spot:
+    """A site in a phase: its id (once declared), and the rows that make up its record."""
+
+    __slots__ = (
+        *("call", "dtype", "id", "kind", "module_type", "off", "own"),
+        *("parts", "path", "phase", "rows", "slot", "window"),
+    )
+
+    def __init__(
+        self, kind: Kind, path: str, call: int, slot: str, module_type: str, phase: str
+    ) -> None:
+        self.kind = kind
+        self.path = path
+        self.call = call
+        self.slot = slot
+        self.module_type = module_type
+        self.phase = phase
+        self.id = -1
+        self.dtype: object = None
+        self.rows: Rows | None = None
+        self.off = False
+        self.own: list[Row] = []
+        self.parts: list[int] = []
+        self.window = -1
+
+    @property
+    def site(self) -> Site:
+        return Site(self.path, self.kind, self.call, self.slot)
+
+
+@dataclass(slots=True)
+class Window:
+    """What was touched since the last hand-over: per phase, site ids with their lists of rows."""
+
+    number: int = 0
+    touched: dict[str, list[tuple[int, list[int]]]] = field(default_factory=dict)
+    has_shared: bool = False
+
+
+class Rows:
+    """The rows of one device, in the window that is being filled.
+
+    `open_row` gives the row to sketch into, `share` points a spot to a row that already holds the
+    tensor, `take` ends the window.
+    """
+
+    __slots__ = ("_next", "limit", "table", "window")
+
+    def __init__(self, table: Table, limit: int) -> None:
+        self.table = table
+        self.limit = limit
+        self.window = Window()
+        self._next = 0
+
+    def open_row(self, spot: Spot) -> Row | None:
+        """A row of the spot's that may be added to; None when the limit of rows is reached."""
+        self._touch(spot)
+        for row in spot.own:
+            if row.window != self.window.number:
+                row.window, row.events, row.shared = self.window.number, 1, False
+                spot.parts.append(row.index)
+                return row
+            if not row.shared:
+                row.events += 1
+                return row
+        if self._next >= self.limit:
+            return None
+        self.table.ensure(self._next + 1)
+        row = Row(self._next)
+        self._next += 1
+        row.window, row.events = self.window.number, 1
+        spot.own.append(row)
+        spot.parts.append(row.index)
+        return row
+
+    def share(self, spot: Spot, row: Row) -> bool:
+        """Point the spot to a row that holds this tensor; False if it holds more than that."""
+        if row.window != self.window.number or row.events != 1:
+            return False
+        self._touch(spot)
+        row.shared = True
+        self.window.has_shared = True
+        spot.parts.append(row.index)
+        return True
+
+    def undo(self, spot: Spot, row: Row) -> None:
+        """Forget a row that was opened and not filled."""
+        row.events -= 1
+        if row.events == 0:
+            spot.parts.remove(row.index)
+            row.window = -1
+            if not spot.parts:
+                self.window.touched[spot.phase].pop()
+                spot.window = -1
+
+    def touch(self, spot: Spot) -> None:
+        """Mark the spot as seen, without a value: an empty tensor."""
+        self._touch(spot)
+
+    def take(self) -> tuple[Filled, Window]:
+        """End the window: its rows and who points to them. The next window begins empty."""
+        ended = self.window
+        self.window = Window(number=ended.number + 1)
+        return self.table.take(), ended
+
+    def discard(self) -> None:
+        """End the window and forget it."""
+        self.window = Window(number=self.window.number + 1)
+        self.table.discard()
+
+    def _touch(self, spot: Spot) -> None:
+        window = self.window
+        if spot.window != window.number:
+            spot.window = window.number
+            spot.parts = []
+            window.touched.setdefault(spot.phase, []).append((spot.id, spot.parts))

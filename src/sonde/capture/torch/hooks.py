@@ -1,0 +1,99 @@
+"""What hangs on a watched model: one pair of hooks per module, and hooks on tensors for gradients.
+
+The hooks hold no state that training could feel. A copy of a watched model is not watched: copied
+or pickled, a hook turns into a method of the standard library that takes anything and does nothing,
+so a saved model loads where Sonde is not installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from sonde.capture.leaves import leaves
+from sonde.capture.rows import Spot
+from sonde.capture.torch import compiled
+from sonde.capture.torch.tap import Owner, Tap
+
+MAX_SLOTS: Final = 64
+"""Tensors of one call that are told apart; a model that returns more has the rest skipped."""
+
+
+def hang(tap: Tap, module: nn.Module) -> None:
+    """Put the pair of hooks on the module."""
+    tap.handles.append(module.register_forward_pre_hook(Enter(tap), with_kwargs=True))
+    tap.handles.append(module.register_forward_hook(Leave(tap)))
+
+
+def inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The tensors that a call was given: `0`, `1.key` by position, `mask` by name."""
+    found = leaves(args, Tensor, MAX_SLOTS)
+    return found + leaves(kwargs, Tensor, MAX_SLOTS - len(found)) if kwargs else found
+
+
+class _Hook:
+    """A callable that copies and pickles into something inert."""
+
+    __slots__ = ("tap",)
+
+    def __init__(self, tap: Tap) -> None:
+        self.tap = tap
+
+    def __deepcopy__(self, memo: object) -> Callable[..., None]:
+        return contextlib.nullcontext().__exit__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+class Enter(_Hook):
+    """Forward pre-hook."""
+
+    __slots__ = ()
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        tap = self.tap
+        if torch.compiler.is_compiling():
+            compiled.enter(tap, module.training, inputs(args, kwargs))
+        elif not tap.owner.asleep:
+            tap.owner.enter(tap, module, args, kwargs)
+
+
+class Leave(_Hook):
+    """Forward hook."""
+
+    __slots__ = ()
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        tap = self.tap
+        if torch.compiler.is_compiling():
+            compiled.leave(tap, module.training, leaves(output, Tensor, MAX_SLOTS))
+        elif not tap.owner.asleep:
+            tap.owner.leave(tap, module, output)
+
+
+class GradHook:
+    """Tensor hook: one per tensor, for all the spots at which that tensor was seen."""
+
+    __slots__ = ("owner", "spots")
+
+    def __init__(self, owner: Owner, spot: Spot) -> None:
+        self.owner = owner
+        self.spots = [spot]
+
+    def __call__(self, grad: Tensor) -> None:
+        if not self.owner.asleep:
+            self.owner.gradient(self.spots, grad)
+
+
+def current_backward() -> int:
+    """Number of the backward pass that is running in this thread, -1 outside of any.
+
+    A forward inside of a backward is a recomputation (activation checkpointing), to be counted
+    once. torch's own checkpointing asks the same way.
+    """
+    return torch._C._current_graph_task_id()

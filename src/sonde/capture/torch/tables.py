@@ -1,0 +1,196 @@
+"""Tables of rows on a device: where sketches of torch tensors are made.
+
+The host's table uses the fused C pass where it was built, and plain torch operations otherwise. A
+device without a kernel of its own uses plain torch operations there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sonde.capture.rows import Filled, Table
+from sonde.kernels import c, row
+from sonde.kernels import torch as plain
+from sonde.record import Sketches
+from sonde.sketch import take
+
+_FIRST_ROWS = 64
+_CODES = {dtype: c.DTYPES[name] for dtype, name in plain.DTYPES.items()}
+
+
+class Sketcher(Table, Protocol):
+    """A table that takes torch tensors. All methods add; none waits for a device."""
+
+    kernel: str
+
+    def add(self, index: int, x: Tensor) -> None:
+        """Add the sketch of `x` to a row.
+
+        Raises:
+            sonde.kernels.torch.Unsupported: if the tensor has no values that can be read.
+        """
+
+    def add_many(
+        self,
+        indices: Sequence[int],
+        tensors: Sequence[Tensor],
+        *,
+        copies: Sequence[Tensor | None] = (),
+        olds: Sequence[Tensor] = (),
+    ) -> None:
+        """Add each tensor to its row, in one go. The tensors are dense and on this device.
+
+        With `copies`, each tensor that has one is copied there on the way. With `olds`, it is the
+        difference to these that is sketched.
+        """
+
+
+def table_for(device: torch.device) -> Sketcher:
+    """An empty table on that device."""
+    if device.type == "cpu" and c.available():
+        return HostTable()
+    return PlainTable(device)
+
+
+class HostTable:
+    """Rows in host memory, filled by the fused C pass."""
+
+    kernel = "c"
+
+    def __init__(self) -> None:
+        self._rows = row.new_table(_FIRST_ROWS)
+        self._address = self._rows.ctypes.data
+        self._free: list[row.Table] = []
+
+    def ensure(self, n_rows: int) -> None:
+        if n_rows > len(self._rows):
+            grown = row.new_table(max(n_rows, 2 * len(self._rows)))
+            grown[: len(self._rows)] = self._rows
+            self._rows, self._address = grown, grown.ctypes.data
+
+    def take(self) -> Filled:
+        filled = _HostRows(self._rows, self._free)
+        while self._free and len(self._free[-1]) != len(self._rows):
+            self._free.pop()
+        self._rows = self._free.pop() if self._free else row.new_table(len(self._rows))
+        self._address = self._rows.ctypes.data
+        return filled
+
+    def discard(self) -> None:
+        row.clear(self._rows)
+
+    def add(self, index: int, x: Tensor) -> None:
+        values, repeat, zeros = plain.readable(x)
+        address = self._address + index * row.ROW_BYTES
+        code = _CODES[values.dtype]
+        threads = torch.get_num_threads()
+        if plain.is_dense(values):
+            c.add(address, values.data_ptr(), values.numel(), code, repeat, threads)
+        else:
+            sizes, strides = tuple(values.shape), values.stride()
+            c.add_strided(address, values.data_ptr(), code, sizes, strides, repeat, threads)
+        if zeros:
+            plain.add_zeros(torch.from_numpy(self._rows[index]), zeros)
+
+    def add_many(
+        self,
+        indices: Sequence[int],
+        tensors: Sequence[Tensor],
+        *,
+        copies: Sequence[Tensor | None] = (),
+        olds: Sequence[Tensor] = (),
+    ) -> None:
+        n = len(indices)
+        work = np.zeros((6, n), dtype=np.int64)
+        work[0] = self._address + np.asarray(indices, dtype=np.int64) * row.ROW_BYTES
+        work[1] = [x.data_ptr() for x in tensors]
+        work[2] = [x.numel() for x in tensors]
+        work[3] = [_CODES[x.dtype] for x in tensors]
+        if copies:
+            work[4] = [0 if x is None else x.data_ptr() for x in copies]
+        if olds:
+            work[5] = [x.data_ptr() for x in olds]
+        first = work.ctypes.data
+        rows, datas, sizes, codes, to, of = (first + i * n * work.itemsize for i in range(6))
+        threads = torch.get_num_threads()
+        c.add_many(rows, datas, sizes, codes, to if copies else 0, of if olds else 0, n, threads)
+
+
+class _HostRows:
+    """Rows taken from the host's table; cleared and given back once they are read."""
+
+    def __init__(self, rows: row.Table, free: list[row.Table]) -> None:
+        self._rows = rows
+        self._free = free
+
+    def sketches(self, rows: NDArray[np.int64]) -> Sketches:
+        found = c.pack(self._rows, rows)
+        self._free.append(self._rows)
+        return found
+
+
+class PlainTable:
+    """Rows on any device, filled by plain torch operations."""
+
+    kernel = "torch"
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._rows = self._new(_FIRST_ROWS)
+
+    def ensure(self, n_rows: int) -> None:
+        if n_rows > len(self._rows):
+            grown = self._new(max(n_rows, 2 * len(self._rows)))
+            grown[: len(self._rows)] = self._rows
+            self._rows = grown
+
+    def take(self) -> Filled:
+        filled = _PlainRows(self._rows)
+        self._rows = self._new(len(self._rows))
+        return filled
+
+    def discard(self) -> None:
+        self._rows = self._new(len(self._rows))
+
+    def add(self, index: int, x: Tensor) -> None:
+        plain.add(self._rows, index, x)
+
+    def add_many(
+        self,
+        indices: Sequence[int],
+        tensors: Sequence[Tensor],
+        *,
+        copies: Sequence[Tensor | None] = (),
+        olds: Sequence[Tensor] = (),
+    ) -> None:
+        for i, (index, x) in enumerate(zip(indices, tensors, strict=True)):
+            plain.add(self._rows, index, difference(x, olds[i]) if olds else x)
+            copy = copies[i] if copies else None
+            if copy is not None:
+                copy.copy_(x)
+
+    def _new(self, n_rows: int) -> Tensor:
+        return torch.from_numpy(row.new_table(n_rows)).to(self._device)
+
+
+class _PlainRows:
+    """Rows taken from a plain table; copying them to the host may wait for the device."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self._rows = rows
+
+    def sketches(self, rows: NDArray[np.int64]) -> Sketches:
+        return take(row.unpack(self._rows.cpu().numpy()), rows)
+
+
+def difference(new: Tensor, old: Tensor) -> Tensor:
+    """The change, in float32 for floats of up to 32 bits and small integers, else in float64."""
+    exact = (torch.float64, torch.int32, torch.int64, torch.uint32, torch.uint64)
+    wide = torch.float64 if new.dtype in exact else torch.float32
+    return new.detach().to(wide) - old.to(wide)

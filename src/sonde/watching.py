@@ -1,0 +1,334 @@
+"""The wiring for writers: a model, a capture, a drain and a run directory, held together by a
+`Watch`.
+
+    with sonde.watch(model, optimizer=optimizer, every=10) as watch:
+        for x, y in loader:
+            loss = loss_fn(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            watch.log(loss=loss)
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from sonde._errors import SondeError, SondeWarning
+from sonde.capture.drain import Drain
+from sonde.capture.plan import Every, Plan, kinds_of, schedule_of, selector_of
+from sonde.record import Sink
+from sonde.store import Writer, open_run
+
+if TYPE_CHECKING:
+    from sonde.capture.torch import Session
+
+_CLOSE_TIMEOUT_S = 10.0
+
+
+def watch(
+    model: Any,
+    optimizer: Any = None,
+    *,
+    every: Every = 10,
+    log: str | Iterable[str] = "default",
+    dir: str | os.PathLike[str] = "runs",
+    name: str | None = None,
+    include: Any = None,
+    exclude: Any = None,
+    phases: Iterable[str] = ("train",),
+    resume: bool = False,
+    step: int | None = None,
+    config: dict[str, Any] | None = None,
+    sinks: Sequence[Sink] = (),
+    max_calls: int = 16,
+    strict: bool = False,
+    rank: int | None = None,
+    world_size: int | None = None,
+    flush_s: float = 2.0,
+) -> Watch:
+    """Record what happens inside of a model while it trains, into a run directory.
+
+    Args:
+        model: a `torch.nn.Module`, wrapped or not. Nothing of it is replaced.
+        optimizer: the optimizer that trains it, or several; the last one of the list ends a step.
+            Without one, call `watch.step()` after each update.
+        every: record every so many steps; or a function of the step; or windows
+            `[(0, 100), (1000, 2000, 10)]`. May be changed later through `watch.every`.
+        log: kinds to record, or a preset: `default`, `activations`, `gradients`, `parameters`,
+        `all`. dir: folder of runs. name: name of the run; the time and four random characters if
+        not given. include: what to record: globs on paths, `re:` regular expressions, module types,
+        a function
+            `(path, module) -> bool`, or several of these. Parameters follow their module.
+        exclude: what to leave out, in the same forms.
+        phases: which of `train` and `eval` (the mode of the model) are recorded.
+        resume: go on in the run `name` (or the latest one) from `step`.
+        step: number of the first step; 0, or one after the last recorded when resuming.
+        config: anything about the training to keep with the run.
+        sinks: further destinations for what is recorded.
+        max_calls: calls of one module in one pass that are told apart; more are skipped and
+        counted. strict: raise errors of the recording instead of going on without the part that
+        failed. rank: rank of this process; by default `RANK` in the environment, or 0. world_size:
+        how many processes train together; by default `WORLD_SIZE`, or 1. flush_s: what is recorded
+        is safe on disk after this many seconds.
+
+    Raises:
+        SondeError: if something in the arguments is wrong; nothing has been changed then.
+    """
+    if os.environ.get("SONDE", "").lower() in ("off", "0", "false", "no"):
+        return Watch.inert()
+    plan = Plan(
+        kinds=kinds_of(log),
+        include=selector_of(include, "include"),
+        exclude=selector_of(exclude, "exclude"),
+        phases=frozenset(phases),
+        max_calls=_at_least_one("max_calls", max_calls),
+        strict=strict,
+    )
+    schedule = schedule_of(every)
+    torch = _torch_capture()
+    optimizers = torch.check(model, optimizer, plan)
+    described = {
+        "model": type(model).__name__,
+        "optimizers": [type(o).__name__ for o in optimizers],
+        "every": every if isinstance(every, int) else repr(every),
+        "kinds": sorted(plan.kinds),
+        "include": None if include is None else repr(include),
+        "exclude": None if exclude is None else repr(exclude),
+        "phases": sorted(plan.phases),
+        "max_calls": max_calls,
+    }
+    config_kept = {"watch": described, "user": config}
+    path, first = _run_path(Path(dir), name, resume=resume, step=step)
+    writer = Writer(
+        path,
+        rank=_from_environment("RANK", rank, 0),
+        world_size=_from_environment("WORLD_SIZE", world_size, 1),
+        config=config_kept,
+        resume_from_step=first if resume else None,
+        flush_s=flush_s,
+    )
+    drain = Drain([writer, *sinks])
+    session = torch.Session(model, optimizers, plan, schedule, drain, step=first)
+    return Watch(session, drain, writer)
+
+
+def unwatch(model: Any) -> None:
+    """Close every watch of this model: no hook is left on it. A model nobody watches is fine."""
+    for open_watch in list(_OPEN):
+        if open_watch.watches(model):
+            open_watch.close()
+
+
+class Watch:
+    """A model being recorded. Closes itself at the end of a `with` block, or of the process."""
+
+    def __init__(self, session: Session | None, drain: Drain | None, writer: Writer | None) -> None:
+        self._session = session
+        self._drain = drain
+        self._writer = writer
+        self._pid = os.getpid()
+        self._began = time.monotonic()
+        self._lock = threading.Lock()
+        self._warned: set[str] = set()
+        self._closed = session is None
+        if session is not None:
+            session.capture.warn = self._warn
+            _OPEN.add(self)
+
+    @classmethod
+    def inert(cls) -> Watch:
+        """A watch that does nothing: `SONDE=off`."""
+        return cls(None, None, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        elif issubclass(kind, KeyboardInterrupt):
+            self.close("interrupted")
+        else:
+            self.close(f"failed: {kind.__name__}")
+
+    def __repr__(self) -> str:
+        if self._session is None:
+            return "Watch(off)"
+        return f"Watch(path={str(self.path)!r}, step={self._session.capture.step})"
+
+    @property
+    def path(self) -> Path | None:
+        """The run directory; None when Sonde is off."""
+        return None if self._writer is None else Path(self._writer.path)
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether the current step is recorded."""
+        return self._session is not None and self._session.capture.recording
+
+    @property
+    def every(self) -> Every | None:
+        """The schedule. Assign a new one at any time."""
+        return None if self._session is None else self._session.every
+
+    @every.setter
+    def every(self, value: Every) -> None:
+        if self._session is not None:
+            self._session.every = value
+            self._session.capture.reschedule(schedule_of(value))
+
+    def log(
+        self, values: dict[str, Any] | None = None, /, *, step: int | None = None, **more: Any
+    ) -> None:
+        """Record numbers (or tensors of one number, which nothing waits for) for a step.
+
+        The step is the current one; between an optimizer step and the next forward, the one that
+        just ended; or the one that is given.
+        """
+        if self._is_off():
+            return
+        assert self._session is not None
+        try:
+            self._session.capture.number({**(values or {}), **more}, step=step)
+        except Exception as error:
+            if self._session.capture.plan.strict:
+                raise
+            self._warn(f"log: {error}")
+
+    def step(self, **scalars: Any) -> None:
+        """End the step by hand, after logging the scalars. Only where no optimizer was given."""
+        if self._is_off():
+            return
+        assert self._session is not None
+        if self._session.has_optimizer:
+            self._warn(
+                "watch.step() only logs here: the optimizer given to watch() ends each step."
+            )
+            self.log(**scalars)
+            return
+        if scalars:
+            self.log(**scalars, step=self._session.capture.step)
+        self._session.end_by_hand()
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Record nothing inside of this block."""
+        if self._session is None:
+            return nullcontext()
+        return self._session.capture.paused()
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Record the passes inside of this block, under this phase."""
+        if self._session is None:
+            return nullcontext()
+        return self._session.capture.in_phase(name)
+
+    def watches(self, model: Any) -> bool:
+        """Whether this is the watch of that model."""
+        return self._session is not None and self._session.capture.model is model
+
+    def flush(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> bool:
+        """Wait until everything recorded so far is safe on disk; False if that took too long."""
+        if self._is_off():
+            return True
+        assert self._drain is not None
+        assert self._writer is not None
+        return self._drain.wait(timeout_s) and self._writer.flush(timeout_s)
+
+    def close(self, reason: str = "finished") -> None:
+        """Take every hook off the model, write what is left, end the run. Safe to call twice."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        _OPEN.discard(self)
+        if os.getpid() != self._pid:
+            return
+        assert self._session is not None
+        assert self._drain is not None
+        self._session.close()
+        self._drain.close(reason, _CLOSE_TIMEOUT_S)
+
+    def _is_off(self) -> bool:
+        return self._closed or os.getpid() != self._pid
+
+    def _warn(self, text: str) -> None:
+        """Say something once."""
+        if text not in self._warned:
+            self._warned.add(text)
+            warnings.warn(text, SondeWarning, stacklevel=3)
+
+
+_OPEN: set[Watch] = set()
+"""Watches to close when the process ends."""
+
+
+def _close_all() -> None:
+    for open_watch in list(_OPEN):
+        open_watch.close("exited")
+
+
+def _forget_all() -> None:
+    """In a forked child nobody is watched: its threads did not come along."""
+    for open_watch in list(_OPEN):
+        if open_watch._session is not None:
+            open_watch._session.capture.forked()
+    _OPEN.clear()
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
+
+
+def _run_path(
+    folder: Path, name: str | None, *, resume: bool, step: int | None
+) -> tuple[Path, int]:
+    """Where the run goes, and its first step."""
+    if step is not None and step < 0:
+        raise SondeError(f"`step` must be 0 or more, got {step}.")
+    if not resume:
+        stamp = datetime.now(UTC).astimezone().strftime("%Y%m%d-%H%M%S")
+        return folder / (name or f"{stamp}-{secrets.token_hex(2)}"), step or 0
+    with open_run(folder / (name or "latest")) as run:
+        last = max(run.steps, default=-1)
+        return Path(run.path), last + 1 if step is None else step
+
+
+def _from_environment(variable: str, given: int | None, default: int) -> int:
+    if given is not None:
+        return given
+    value = os.environ.get(variable, "")
+    return int(value) if value.isdigit() else default
+
+
+def _at_least_one(argument: str, value: int) -> int:
+    if value < 1:
+        raise SondeError(f"`{argument}` must be at least 1, got {value}.")
+    return value
+
+
+def _torch_capture() -> Any:
+    """The torch side, loaded on first use. `Any`: a module."""
+    if "torch" not in sys.modules:
+        raise SondeError("`model` must be a torch.nn.Module; torch has not been imported.")
+    import sonde.capture.torch
+
+    return sonde.capture.torch
