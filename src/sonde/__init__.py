@@ -9,12 +9,22 @@ from sonde._errors import SondeWarning as SondeWarning
 from sonde._version import VERSION as __version__  # noqa: N811
 
 if TYPE_CHECKING:
+    from sonde.capture.active import attach as attach
+    from sonde.sketch import Sketch as Sketch
     from sonde.store.reader import Run as Run
     from sonde.store.reader import open_run as open  # noqa: A004  # sonde.open reads as intended
+    from sonde.watching import Watch as Watch
+    from sonde.watching import unwatch as unwatch
+    from sonde.watching import watch as watch
 
 _LAZY = {
     "Run": ("sonde.store.reader", "Run"),
+    "Sketch": ("sonde.sketch", "Sketch"),
+    "Watch": ("sonde.watching", "Watch"),
+    "attach": ("sonde.capture.active", "attach"),
     "open": ("sonde.store.reader", "open_run"),
+    "unwatch": ("sonde.watching", "unwatch"),
+    "watch": ("sonde.watching", "watch"),
 }
 """Names that are looked up on first use, so that `import sonde` loads nothing heavy."""
 

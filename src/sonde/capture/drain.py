@@ -67,11 +67,11 @@ Job = Part | End | Numbers | Event | _Barrier
 class Drain:
     """Takes jobs from the training thread; feeds the sinks from its own."""
 
-    def __init__(self, sinks: Sequence[Sink], *, capacity: int = 16) -> None:
+    def __init__(self, sinks: Sequence[Sink], *, capacity_bytes: int = 512 << 20) -> None:
         self._sinks = list(sinks)
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._capacity = capacity
-        self._waiting = 0
+        self._capacity_bytes = capacity_bytes
+        self._waiting_bytes = 0
         self._held: dict[tuple[int, str], list[tuple[NDArray[np.int32], Sketches]]] = {}
         self._lock = threading.Lock()
         self._declared: list[SiteInfo] = []
@@ -81,12 +81,13 @@ class Drain:
     @property
     def has_room(self) -> bool:
         """Whether another window may be handed over now; when not, the step is to be dropped."""
-        return self._waiting < self._capacity
+        return self._waiting_bytes < self._capacity_bytes
 
     def put(self, job: Part | End | Numbers | Event) -> None:
         """Hand over a job. Never blocks. Ask `has_room` first for windows; the rest is small."""
-        with self._lock:
-            self._waiting += 1
+        if isinstance(job, Part):
+            with self._lock:
+                self._waiting_bytes += job.filled.size_bytes
         self._jobs.put(job)
 
     def add_sink(self, sink: Sink) -> None:
@@ -121,9 +122,9 @@ class Drain:
                 _LOG.warning("a record was lost: %r", error, exc_info=True)
                 lost = Event("record_lost", repr(error), level="error")
                 self._each(lambda s, e=lost: s.event(e))  # type: ignore[misc]
-            if not isinstance(job, _Barrier):
+            if isinstance(job, Part):
                 with self._lock:
-                    self._waiting -= 1
+                    self._waiting_bytes -= job.filled.size_bytes
         self._release(dropped=-1)
 
     def _do(self, job: Job) -> None:

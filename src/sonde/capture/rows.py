@@ -36,6 +36,8 @@ class Table(Protocol):
 class Filled(Protocol):
     """Rows that were taken from a table. `sketches` may wait for the device: call it elsewhere."""
 
+    size_bytes: int
+
     def sketches(self, rows: NDArray[np.int64]) -> Sketches:
         """The given rows as columns. Called once, from the drain's thread."""
 

@@ -130,7 +130,8 @@ def _var(s: Sketches) -> NDArray[np.float64]:
     n_or_nan = np.where(n > 1, n, np.nan)
     with np.errstate(over="ignore", invalid="ignore"):
         centred = s.sums[:, 2] - s.sums[:, 0] * (s.sums[:, 0] / n_or_nan)
-    return np.divide(np.maximum(centred, 0.0), n_or_nan - 1)
+    var: NDArray[np.float64] = np.maximum(centred, 0.0) / (n_or_nan - 1)
+    return var
 
 
 def _max_abs(s: Sketches) -> NDArray[np.float64]:
@@ -143,7 +144,9 @@ def _share(*columns: str) -> Statistic:
 
     def read(s: Sketches) -> NDArray[np.float64]:
         count = s.counts[:, 0].astype(np.float64)
-        return np.divide(s.counts[:, at].sum(axis=1), np.where(count > 0, count, np.nan))
+        hits: NDArray[np.int64] = s.counts[:, at].sum(axis=1)
+        share: NDArray[np.float64] = hits / np.where(count > 0, count, np.nan)
+        return share
 
     return read
 

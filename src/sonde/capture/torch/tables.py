@@ -21,6 +21,8 @@ from sonde.record import Sketches
 from sonde.sketch import take
 
 _FIRST_ROWS = 64
+_KEPT_TABLES = 3
+"""Empty tables kept for the next steps: one being filled, one being read, one in between."""
 _CODES = {dtype: c.DTYPES[name] for dtype, name in plain.DTYPES.items()}
 
 
@@ -128,10 +130,12 @@ class _HostRows:
     def __init__(self, rows: row.Table, free: list[row.Table]) -> None:
         self._rows = rows
         self._free = free
+        self.size_bytes = rows.nbytes
 
     def sketches(self, rows: NDArray[np.int64]) -> Sketches:
         found = c.pack(self._rows, rows)
-        self._free.append(self._rows)
+        if len(self._free) < _KEPT_TABLES:
+            self._free.append(self._rows)
         return found
 
 
@@ -184,6 +188,7 @@ class _PlainRows:
 
     def __init__(self, rows: Tensor) -> None:
         self._rows = rows
+        self.size_bytes = rows.nbytes
 
     def sketches(self, rows: NDArray[np.int64]) -> Sketches:
         return take(row.unpack(self._rows.cpu().numpy()), rows)
