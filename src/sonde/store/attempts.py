@@ -18,6 +18,8 @@ FOLDER: Final = "ranks"
 STALE_S: Final = 30.0
 """A heartbeat older than this, of a process that cannot be looked at, counts as dead."""
 
+_OVER_S: Final = 3600.0
+
 Status = Literal["live", "finished", "failed", "crashed"]
 
 _FILE: Final = re.compile(r"r(\d{5,9})\.a(\d{4,9})-([0-9a-f]{4})(\.hb|\.end)?\.json")
@@ -62,10 +64,20 @@ class AttemptRecord:
         alive = self._is_process_alive()
         if alive is not None:
             return "live" if alive else "crashed"
+        return "live" if self._silent_s(now_ns) < STALE_S else "crashed"
+
+    def is_over(self, now_ns: int | None = None) -> bool:
+        """Whether it surely writes no more. Stricter than `status`, for those who act on it."""
+        alive = None if self.end else self._is_process_alive()
+        if self.end or alive is not None:
+            return not alive
+        return self._silent_s(now_ns) > _OVER_S
+
+    def _silent_s(self, now_ns: int | None) -> float:
+        """Seconds since it last gave a sign of life."""
         now_ns = time.time_ns() if now_ns is None else now_ns
         wall = _integer(self.heartbeat.get("wall_ns") or self.start.get("wall_ns")) or 0
-        age_s = (now_ns - max(wall, self.heartbeat_ns)) / 1e9
-        return "live" if age_s < STALE_S else "crashed"
+        return (now_ns - max(wall, self.heartbeat_ns)) / 1e9
 
     def _is_process_alive(self) -> bool | None:
         """None when it runs where its process id says nothing here."""

@@ -125,7 +125,7 @@ class Keeper:
         """Load what the first encoding would load: 0.6 s that should not delay the first flush."""
         rows = RowBuilder(self._attempt).events([(Event("warm_up", ""), 0)])
         contents = segments.Contents("", self._attempt, 0, 0, None, repeats=False)
-        segments.encode(EVENTS, rows.data, contents)
+        segments.encode(EVENTS, [rows.data], contents)
         np.unique(np.zeros(1))
 
     def set_info(self, info: dict[str, object]) -> None:

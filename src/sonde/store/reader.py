@@ -27,9 +27,10 @@ from sonde.store.attempts import Status
 from sonde.store.catalogue import Catalogue, Kinds
 from sonde.store.documents import DamagedError, Document
 from sonde.store.frames import Frame
+from sonde.store.listing import Damage
 from sonde.store.queries import Limits
 from sonde.store.selection import Selection, Steps
-from sonde.store.snapshots import Damage, Snapshot, SnapshotTaker
+from sonde.store.snapshots import Snapshot, SnapshotTaker
 from sonde.store.tables import SITES
 
 _RETRIES = 20

@@ -6,7 +6,9 @@ import io
 import json
 import re
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 import pyarrow as pa
@@ -78,6 +80,22 @@ class Contents:
     repeats: bool
 
 
+class _Bounds:
+    """The lowest and the highest step seen."""
+
+    def __init__(self) -> None:
+        self.bounds: tuple[int, int] | None = None
+
+    def see(self, rows: pa.Table) -> None:
+        if "step" not in rows.schema.names or rows.num_rows == 0:
+            return
+        found = pc.min_max(rows["step"])
+        low, high = int(found["min"].as_py()), int(found["max"].as_py())
+        if self.bounds is not None:
+            low, high = min(low, self.bounds[0]), max(high, self.bounds[1])
+        self.bounds = (low, high)
+
+
 def rank_folder(rank: int) -> str:
     return f"r{rank:05d}"
 
@@ -98,18 +116,20 @@ def parse_name(name: str, rank: int) -> SegmentName | None:
 
 
 def encode(
-    table: Table, rows: pa.Table, contents: Contents, *, row_groups: list[int] | None = None
+    table: Table, row_groups: Iterable[pa.Table], contents: Contents, *, is_compacted: bool = False
 ) -> tuple[str, bytes]:
-    """File name and bytes of a segment. `row_groups` are lengths; a compacted segment has them."""
+    """File name and bytes of a segment. The same rows give the same bytes."""
     data = io.BytesIO()
-    compacted = row_groups is not None
     paths = _parquet_types(table)
     encoded_otherwise = {*table.split_columns, *table.delta_columns}
+    groups = iter(row_groups)
+    first = next(groups)
+    steps = _Bounds()
     with pq.ParquetWriter(
         data,
-        rows.schema,
+        first.schema,
         compression="zstd",
-        compression_level=COMPACTED_LEVEL if compacted else LIVE_LEVEL,
+        compression_level=COMPACTED_LEVEL if is_compacted else LIVE_LEVEL,
         use_dictionary=[path for path in paths if path not in encoded_otherwise],
         use_byte_stream_split=False,
         column_encoding=dict.fromkeys(table.split_columns, "BYTE_STREAM_SPLIT")
@@ -118,11 +138,10 @@ def encode(
         write_page_checksum=True,
         store_schema=False,
     ) as writer:
-        start = 0
-        for length in row_groups or [rows.num_rows]:
-            writer.write_table(rows.slice(start, length), row_group_size=max(length, 1))
-            start += length
-        writer.add_key_value_metadata({"sonde": _footer(table, rows, contents)})
+        for rows in chain([first], groups):
+            steps.see(rows)
+            writer.write_table(rows, row_group_size=max(rows.num_rows, 1))
+        writer.add_key_value_metadata({"sonde": _footer(table, contents, steps.bounds)})
     encoded = data.getvalue()
     crc = f"{zlib.crc32(encoded):08x}"
     return str(SegmentName(contents.attempt, contents.first, contents.last, crc)), encoded
@@ -133,7 +152,33 @@ def check(path: str, name: SegmentName, table: Table, run_id: str | None) -> Seg
 
     Raises FileNotFoundError when it is gone and `DamagedError` when anything about it is wrong.
     """
+    return _checked(path, read_regular(path), name, table, run_id)
+
+
+def load(
+    path: str, name: SegmentName, table: Table, run_id: str | None
+) -> tuple[Segment, pa.Table]:
+    """A checked segment and its rows, in the columns of the table; a column it lacks is null."""
     data = read_regular(path)
+    segment = _checked(path, data, name, table, run_id)
+    try:
+        rows = pq.read_table(
+            pa.BufferReader(data),
+            columns=[c for c in table.schema.names if c in segment.columns],
+            page_checksum_verification=True,
+            use_threads=False,
+        )
+    except (pa.ArrowException, OSError) as error:
+        raise DamagedError(f"cannot be read ({type(error).__name__}: {error})"[:200]) from None
+    for at, field in enumerate(table.schema):
+        if field.name not in segment.columns:
+            rows = rows.add_column(at, field, pa.nulls(rows.num_rows, field.type))
+    return segment, rows.cast(table.schema)
+
+
+def _checked(
+    path: str, data: bytes, name: SegmentName, table: Table, run_id: str | None
+) -> Segment:
     if not data:
         raise DamagedError("is empty")
     if f"{zlib.crc32(data):08x}" != name.crc32:
@@ -148,25 +193,7 @@ def check(path: str, name: SegmentName, table: Table, run_id: str | None) -> Seg
         raise DamagedError(f"cannot be read ({type(error).__name__}: {error})"[:200]) from None
 
 
-def read_rows(segment: Segment, table: Table) -> pa.Table:
-    """All rows, in the columns of the table; a column the segment lacks is null."""
-    rows = pq.read_table(
-        pa.BufferReader(read_regular(segment.path)),
-        columns=[c for c in table.schema.names if c in segment.columns],
-        page_checksum_verification=True,
-        use_threads=False,
-    )
-    for at, field in enumerate(table.schema):
-        if field.name not in segment.columns:
-            rows = rows.add_column(at, field, pa.nulls(rows.num_rows, field.type))
-    return rows.cast(table.schema)
-
-
-def _footer(table: Table, rows: pa.Table, contents: Contents) -> str:
-    steps = None
-    if "step" in rows.schema.names and rows.num_rows:
-        bounds = pc.min_max(rows["step"])
-        steps = [bounds["min"].as_py(), bounds["max"].as_py()]
+def _footer(table: Table, contents: Contents, steps: tuple[int, int] | None) -> str:
     return json.dumps(
         {
             "format_version": FORMAT_VERSION,

@@ -20,23 +20,14 @@ from sonde._errors import RunError
 from sonde.store import segments
 from sonde.store.attempts import AttemptReader, AttemptRecord
 from sonde.store.documents import DamagedError
-from sonde.store.segments import Attempt, Segment, SegmentName
+from sonde.store.listing import Candidate, Damage, Stamp, list_segments
+from sonde.store.segments import Attempt, Segment
 from sonde.store.tables import TABLES, Table
 
 _RETAKES: Final = 50
 _PAUSE_S: Final = 0.01
 _CONFIRMATIONS: Final = 3
 _CHECKERS: Final = 4
-
-Stamp = tuple[int, int, int]
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Damage:
-    """A file that is not what it should be, or a segment that is gone: `file` `problem`."""
-
-    file: str
-    problem: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +40,6 @@ class Snapshot:
 
     def paths(self) -> tuple[str, ...]:
         return tuple(s.path for table in self.segments.values() for s in table)
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    path: str
-    name: SegmentName
-    stamp: Stamp
-    is_compacted: bool
 
 
 @dataclass(slots=True)
@@ -102,7 +85,7 @@ class SnapshotTaker:
         fresh: dict[tuple[str, Stamp], Segment | DamagedError] = {}
         try:
             for table in self._tables:
-                candidates = self._list(table, findings)
+                candidates = list_segments(self.root, table, findings.damages)
                 self._check_all(table, candidates, fresh)
                 chosen[table.name] = self._choose(table, candidates, attempts, fresh, findings)
         except FileNotFoundError:
@@ -112,57 +95,10 @@ class SnapshotTaker:
         damages = tuple(sorted({*findings.damages, *findings.holes}))
         return Snapshot(chosen, attempts, damages), frozenset(findings.holes)
 
-    def _list(self, table: Table, findings: _Findings) -> dict[Attempt, list[_Candidate]]:
-        """Everything that has the name of a segment, largest ranges first."""
-        found: dict[Attempt, list[_Candidate]] = {}
-        for folder in table.folders:
-            for rank, path in self._rank_folders(folder, findings):
-                for entry in self._entries(path):
-                    if entry.name.startswith(".") or not entry.name.endswith(".parquet"):
-                        continue
-                    name = segments.parse_name(entry.name, rank)
-                    if name is None:
-                        where = os.path.relpath(entry.path, self.root)
-                        findings.damages.append(
-                            Damage(where, "does not have the name of a segment")
-                        )
-                        continue
-                    status = entry.stat(follow_symlinks=False)
-                    stamp = (status.st_size, status.st_mtime_ns, status.st_ino)
-                    candidate = _Candidate(entry.path, name, stamp, folder == table.compacted)
-                    found.setdefault(name.attempt, []).append(candidate)
-        for candidates in found.values():
-            candidates.sort(key=_rank_of_choice)
-        return found
-
-    def _rank_folders(self, folder: str, findings: _Findings) -> list[tuple[int, str]]:
-        found = []
-        above = os.path.join(self.root, folder)
-        if os.path.islink(above):
-            findings.damages.append(Damage(folder, "is a symbolic link"))
-            return []
-        for entry in self._entries(above):
-            rank = segments.parse_rank_folder(entry.name)
-            if rank is None:
-                continue
-            if entry.is_dir(follow_symlinks=False):
-                found.append((rank, entry.path))
-            else:
-                where = os.path.relpath(entry.path, self.root)
-                findings.damages.append(Damage(where, "is not a folder"))
-        return sorted(found)
-
-    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
-        try:
-            with os.scandir(folder) as entries:
-                return list(entries)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-
     def _check_all(
         self,
         table: Table,
-        found: Mapping[Attempt, list[_Candidate]],
+        found: Mapping[Attempt, list[Candidate]],
         fresh: dict[tuple[str, Stamp], Segment | DamagedError],
     ) -> None:
         """Check the files that will count if they are sound, several at a time."""
@@ -184,7 +120,7 @@ class SnapshotTaker:
                 verdicts = list(pool.map(lambda c: self._check(table, c), new))
         fresh.update(((c.path, c.stamp), v) for c, v in zip(new, verdicts, strict=True))
 
-    def _check(self, table: Table, candidate: _Candidate) -> Segment | DamagedError:
+    def _check(self, table: Table, candidate: Candidate) -> Segment | DamagedError:
         try:
             return segments.check(candidate.path, candidate.name, table, self._run_id)
         except DamagedError as error:
@@ -197,7 +133,7 @@ class SnapshotTaker:
     def _choose(
         self,
         table: Table,
-        found: Mapping[Attempt, list[_Candidate]],
+        found: Mapping[Attempt, list[Candidate]],
         attempts: Mapping[Attempt, AttemptRecord],
         fresh: dict[tuple[str, Stamp], Segment | DamagedError],
         findings: _Findings,
@@ -228,11 +164,6 @@ class SnapshotTaker:
             known_last = attempts[attempt].last_seq(table.name) if attempt in attempts else -1
             _find_holes(table, attempt, covered, explained, known_last, findings)
         return tuple(chosen)
-
-
-def _rank_of_choice(c: _Candidate) -> tuple[int, int, bool, str]:
-    """Of two segments that begin together the longer comes first, then the compacted one."""
-    return (c.name.first, -c.name.last, not c.is_compacted, c.path)
 
 
 def _find_holes(

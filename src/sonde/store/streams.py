@@ -66,7 +66,7 @@ class Stream:
             resume_from_step=self._resume_from_step,
             repeats=rows.repeats,
         )
-        name, data = segments.encode(self.table, rows.data, contents)
+        name, data = segments.encode(self.table, [rows.data], contents)
         self._held = _Held(name, data, rows.data.num_rows)
 
     def release(self) -> int:

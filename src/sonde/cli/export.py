@@ -1,0 +1,103 @@
+"""`sonde export`: a table of a run as a Parquet, CSV or HDF5 file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from sonde.store import Run
+
+HELP = "write a table of a run to a Parquet, CSV or HDF5 file"
+
+ENDINGS: Final = (".parquet", ".csv", ".h5", ".hdf5")
+TABLES: Final = ("stats", "bins", "scalars", "metrics", "sites", "events")
+_ROWS_AT_ONCE: Final = 250_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="run directory, or FOLDER/latest")
+    parser.add_argument("--to", metavar="FILE", required=True, help="FILE.parquet, .csv or .h5")
+    parser.add_argument("--table", choices=TABLES, default="stats", help="default: stats")
+    parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from sonde.cli import _damage, _text
+    from sonde.store import open_run
+
+    with open_run(arguments.run, frame="arrow") as found:
+        target = _checked_target(arguments.to, found.path, force=arguments.force)
+        rows = _export(found, arguments.table, target)
+        if arguments.json:
+            _text.print_json({"file": target, "table": arguments.table, "rows": rows})
+        else:
+            size = _text.bytes_text(os.path.getsize(target))
+            print(f"{_text.plural(rows, 'row')} of {arguments.table} to {target} ({size})")
+        return _damage.mention(found)
+
+
+def _checked_target(path: str, run_path: str, *, force: bool) -> str:
+    from sonde._errors import SondeError
+
+    target = os.path.abspath(path)
+    if _ending(target) not in ENDINGS:
+        known = ", ".join(ENDINGS)
+        raise SondeError(f"Cannot tell the format of `{path}`. Its name must end in {known}.")
+    inside = os.path.realpath(run_path)
+    if os.path.commonpath([os.path.realpath(target), inside]) == inside:
+        raise SondeError(f"`{path}` lies inside of the run. Choose a file outside of it.")
+    if os.path.lexists(target) and not force:
+        raise SondeError(f"`{path}` exists. Choose another name, or `--force` to overwrite it.")
+    if not os.path.isdir(os.path.dirname(target)):
+        raise SondeError(f"There is no folder `{os.path.dirname(target)}`.")
+    return target
+
+
+def _export(found: Run, table: str, target: str) -> int:
+    """Write to a file beside the target and move it there when it is complete."""
+    from sonde._errors import SondeError
+    from sonde.cli._formats import FORMATS
+
+    part = f"{target}.part"
+    rows = 0
+    try:
+        batches = _batches(found, table)
+        first = next(batches)
+        with FORMATS[_ending(target)](part, table, first.schema) as append:
+            for batch in chain([first], batches):
+                append(batch)
+                rows += batch.num_rows
+        os.replace(part, target)
+    except OSError as error:
+        raise SondeError(f"Cannot write `{target}`: {error.strerror or error}.") from error
+    finally:
+        if os.path.lexists(part):
+            os.unlink(part)
+    return rows
+
+
+def _batches(found: Run, table: str) -> Iterator[Any]:  # pa.Table
+    """The table a range of steps at a time, so that a large run fits in memory. At least one."""
+    if table in {"sites", "events"}:
+        yield found.sql(f"select * from {table}")
+        return
+    counts = found.sql(f"select step, count(*) as n from {table} group by step order by step")
+    steps, sizes = counts["step"].to_pylist(), counts["n"].to_pylist()
+    query = f"select * from {table} where step between ? and ? order by step"
+    if not steps:
+        yield found.sql(query, [0, -1])
+    first = held = 0
+    for i, n in enumerate(sizes):
+        held += n
+        if held >= _ROWS_AT_ONCE or i == len(sizes) - 1:
+            yield found.sql(query, [steps[first], steps[i]])
+            first, held = i + 1, 0
+
+
+def _ending(path: str) -> str:
+    return os.path.splitext(path)[1].lower()

@@ -1,0 +1,97 @@
+"""`sonde ls`: the runs in a folder."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from typing import Any
+
+HELP = "list the runs in a folder"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", nargs="?", default="runs", help="where to look (default: runs)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from sonde._errors import RunError
+    from sonde.cli import _text
+    from sonde.store import locations
+
+    if not os.path.isdir(arguments.folder):
+        raise RunError(f"There is no folder `{arguments.folder}`.")
+    rows = [_row(found) for found in locations.find_runs(arguments.folder)]
+    if arguments.json:
+        _text.print_json(rows)
+    elif rows:
+        _print(rows, arguments.folder)
+    else:
+        print(f"There is no run in `{arguments.folder}` yet.")
+    return 1 if any(row["problem"] for row in rows) else 0
+
+
+def _row(found: Any) -> dict[str, Any]:  # locations.FoundRun
+    """What can be told without opening a segment."""
+    from sonde.store import attempts
+
+    records, problems = attempts.AttemptReader(found.path).read()
+    latest = [record.latest for record in records.values()]
+    steps = [doc["step"] for doc in latest if isinstance(doc.get("step"), int)]
+    written = [doc["written"] for doc in latest if isinstance(doc.get("written"), int)]
+    dropped = [n for doc in latest for n in (doc.get("dropped") or {}).values()]
+    problem = found.problem or next(iter(problems.values()), None)
+    return {
+        "name": found.name,
+        "path": found.path,
+        "status": attempts.run_status(records) if records else "unknown",
+        "created_s": found.created_ns / 1e9,
+        "step": max(steps, default=None),
+        "records": sum(written),
+        "dropped": sum(n for n in dropped if isinstance(n, int)),
+        "ranks": len({attempt.rank for attempt in records}),
+        "size_bytes": _size(found.path),
+        "problem": problem,
+    }
+
+
+def _size(path: str) -> int:
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(folder, name)).st_size
+            except OSError:
+                continue
+    return total
+
+
+def _print(rows: list[dict[str, Any]], folder: str) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from sonde.cli import _status, _text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for heading in ("run", "status", "started"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("step", "records", "ranks", "size"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", style="yellow")
+    for row in rows:
+        ago = _text.duration_text(max(time.time() - row["created_s"], 0))
+        note = row["problem"] or (f"{row['dropped']:,} dropped" if row["dropped"] else "")
+        table.add_row(
+            _text.clean(row["name"]),
+            _status.styled(row["status"]),
+            f"{ago} ago",
+            _text.number(row["step"]),
+            _text.number(row["records"]),
+            str(row["ranks"]),
+            _text.bytes_text(row["size_bytes"]),
+            _text.clean(note),
+        )
+    console = _text.console()
+    console.print(table)
+    console.print(f"sonde show {os.path.join(folder, str(rows[0]['name']))}", style="dim")
