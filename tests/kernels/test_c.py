@@ -158,6 +158,14 @@ def test_a_bin_holds_more_than_16_bits(path, value):
     assert_same(added("float32", x), judged(x))
 
 
+def test_more_than_2_to_the_31_values_are_counted():
+    x = np.zeros(2**31 + 5, np.uint8)
+    x[-1] = 3
+    found = added("uint8", x, threads=2)
+    assert (found.count, found.zeros, found.sum) == (2**31 + 5, 2**31 + 4, 3.0)
+    assert found.bins[0] == 2**31 + 4
+
+
 @settings(deadline=None)
 @given(tensor=tensors(sizes=[0, 1, 100, 1025, 9001]), repeat=st.integers(0, 2**40))
 def test_repeat_multiplies_exactly(tensor, repeat):
@@ -304,6 +312,13 @@ def test_many_equal_the_sum_of_each(tensors_, threads, shared):
         assert_same(sketch_at(found, i), Sketch.merged(own))
 
 
+def test_tensors_that_share_a_row_do_not_race_for_it():
+    x = values("float32", 300, 0)
+    row, often = new_row(), 50_000
+    add_many([address(row)] * often, [("float32", x)] * often, threads=2)
+    assert_same(read(row), added("float32", x, repeat=often))
+
+
 @settings(deadline=None)
 @given(tensors_=many, threads=st.integers(1, 3), seed=st.integers(0, 2**32))
 def test_many_copy_and_compare_where_asked(tensors_, threads, seed):
@@ -445,7 +460,7 @@ def test_python_threads_may_fill_different_rows_at_once():
 
 
 IN_ANOTHER_PROCESS = """
-import os, sys
+import os, signal, sys
 {imports}
 import numpy as np
 from sonde.kernels import c
@@ -465,6 +480,7 @@ assert (once[:, :6] == twice[:, :6]).all() and (once[:, 10:] == twice[:, 10:]).a
 AFTER_FORK = """
 child = os.fork()
 if child == 0:
+    signal.alarm(60)
     try:
         again = sketch(2)
         os._exit(0 if (again == twice).all() and c.thread_runtime() == "pthreads" else 1)

@@ -250,8 +250,15 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyModuleDef_Slot slots[] = {
+#ifdef Py_GIL_DISABLED
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED}, /* rows belong to the caller; nothing else is written */
+#endif
+    {0, NULL},
+};
+
 static PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "sonde.kernels._c", NULL, 0, methods, NULL, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT, "sonde.kernels._c", NULL, 0, methods, slots, NULL, NULL, NULL,
 };
 
 PyMODINIT_FUNC PyInit__c(void)
