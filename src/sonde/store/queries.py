@@ -98,7 +98,7 @@ def connect(root: str, *, limits: Limits | None = None) -> Connection:
         row[0] for row in connection.execute("select name from duckdb_settings()").fetchall()
     }
     if "parquet_metadata_cache" in settings:
-        connection.execute("set parquet_metadata_cache = true")
+        connection.execute("set global parquet_metadata_cache = true")
     if "enable_progress_bar" in settings:
         connection.execute("set enable_progress_bar = false")
     _make_bin_edges(connection)

@@ -6,7 +6,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
@@ -156,24 +156,33 @@ def check(path: str, name: SegmentName, table: Table, run_id: str | None) -> Seg
 
 
 def load(
-    path: str, name: SegmentName, table: Table, run_id: str | None
+    path: str,
+    name: SegmentName,
+    table: Table,
+    run_id: str | None,
+    columns: Sequence[str] | None = None,
 ) -> tuple[Segment, pa.Table]:
-    """A checked segment and its rows, in the columns of the table; a column it lacks is null."""
+    """A checked segment and its rows, strings dictionary-encoded; a column it lacks is null."""
     data = read_regular(path)
     segment = _checked(path, data, name, table, run_id)
+    fields = [f for f in table.schema if columns is None or f.name in columns]
+    strings = [f.name for f in fields if pa.types.is_string(f.type)]
     try:
         rows = pq.read_table(
             pa.BufferReader(data),
-            columns=[c for c in table.schema.names if c in segment.columns],
+            columns=[f.name for f in fields if f.name in segment.columns],
+            read_dictionary=[c for c in strings if c in segment.columns],
             page_checksum_verification=True,
             use_threads=False,
         )
     except (pa.ArrowException, OSError) as error:
         raise DamagedError(f"cannot be read ({type(error).__name__}: {error})"[:200]) from None
-    for at, field in enumerate(table.schema):
+    for at, field in enumerate(fields):
         if field.name not in segment.columns:
-            rows = rows.add_column(at, field, pa.nulls(rows.num_rows, field.type))
-    return segment, rows.cast(table.schema)
+            rows = rows.add_column(at, field.name, pa.nulls(rows.num_rows, field.type))
+    encoded = pa.dictionary(pa.int32(), pa.string())
+    kinds = [f.with_type(encoded) if f.name in strings else f for f in fields]
+    return segment, rows.cast(pa.schema(kinds))
 
 
 def _checked(
