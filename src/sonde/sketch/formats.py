@@ -85,7 +85,13 @@ def format_named(name: str) -> Format:
 
 
 def loss(
-    bins: NDArray[np.int64], zeros: int, max_abs: float, name: str, scale: float = 1.0
+    bins: NDArray[np.int64],
+    known: _bins.Known,
+    name: str,
+    scale: float = 1.0,
+    *,
+    max_abs: float,
+    min_abs: float,
 ) -> Loss:
     """What values times `scale` (a power of two) would lose in the format `name`.
 
@@ -93,15 +99,24 @@ def loss(
     rounds to nearest gives zero; the tie itself is not counted). Subnormal is from there up to, not
     including, the smallest normal. Overflow is |x| in bins that begin at or above the largest
     value: for e4m3, e5m2 and fp4 that includes the largest value itself, unless nothing exceeds it;
-    for float16 and bfloat16 it leaves out the last half step below the next power of two.
+    for float16 and bfloat16 it leaves out the last half step below the next power of two. A limit
+    below 2**-128 lies inside of the lowest bin, which then counts as a whole, unless no value is
+    that small.
     """
     if not (scale > 0 and math.frexp(scale)[0] == 0.5):
         raise ValueError(f"`scale` must be a power of two, got {scale}.")
     form = format_named(name)
-    n = int(_bins.magnitudes(bins).sum()) - zeros
+    beyond = sum(_bins.beyond(bins, known))
+    n = int(_bins.magnitudes(bins).sum()) + beyond - known.zeros
     if n == 0:
         return Loss(math.nan, math.nan, math.nan)
-    under = _bins.below(bins, zeros, form.smallest / 2 / scale)
-    less = _bins.below(bins, zeros, form.smallest_normal / scale)
-    over = 0 if max_abs * scale <= form.largest else _bins.at_least(bins, form.largest / scale)
+
+    def smaller_than(limit: float) -> int:
+        return _bins.below(bins, known.zeros, limit / scale) if min_abs * scale < limit else 0
+
+    under = smaller_than(form.smallest / 2)
+    less = smaller_than(form.smallest_normal)
+    over = 0
+    if max_abs * scale > form.largest:
+        over = _bins.at_least(bins, form.largest / scale) + beyond
     return Loss(under / n, (less - under) / n, over / n)

@@ -47,9 +47,15 @@ def quantiles(s: Sketches, q: Sequence[float]) -> NDArray[np.float64]:
     result = np.full((len(s), len(q)), np.nan)
     for first, dense in _dense_blocks(s):
         for i, row in enumerate(dense, start=first):
-            low, high = s.extrema[i, 0], s.extrema[i, 1]
-            result[i] = _bins.quantiles(row, int(s.counts[i, 1]), low, high, q)
+            result[i] = _bins.quantiles(row, known(s, i), q)
     return result
+
+
+def known(s: Sketches, i: int) -> _bins.Known:
+    """What row `i` knows of its values besides their bins."""
+    _, zeros, _, pos_infs, neg_infs, _ = s.counts[i].tolist()
+    low, high, _ = s.extrema[i].tolist()
+    return _bins.Known(zeros, pos_infs, neg_infs, low, high)
 
 
 def dense(s: Sketches) -> NDArray[np.int64]:
@@ -154,24 +160,26 @@ def _share(*columns: str) -> Statistic:
 def _rm8(s: Sketches) -> NDArray[np.float64]:
     """Eighth root of the mean eighth power, from the bins.
 
-    Each bin gives the mean of x**8 over its width; with values known to a quarter octave the root
-    is within 12 % of the truth, and it is kept between `rm4` and `max_abs`, which bound it.
+    Each bin gives the mean of x**8 over its width. Normal numbers are known to a quarter of an
+    octave, so the root is between 9 % too low and 15 % too high, and far closer where values are
+    spread evenly inside of bins. It is kept between `rm4` and `max_abs`, which bound it.
     """
-    lower, upper = _bins.EDGES[:-1], _bins.EDGES[1:]
-    scale = np.where(_finite(s) > 0, _max_abs(s), np.nan)
-    scale = np.where(scale > 0, scale, 1.0)
+    largest = _max_abs(s)
+    scale = np.where(largest > 0, largest, 1.0)
     rows = np.repeat(np.arange(len(s)), np.diff(s.offsets))
-    ids = s.bin_ids.astype(np.int64) & (_bins.HALF - 1)
-    kept = ids < _bins.INF_BIN
-    rows, ids = rows[kept], ids[kept]
-    a, b = lower[ids] / scale[rows], np.minimum(upper[ids] / scale[rows], 1.0)
+    ids = s.bin_ids.astype(np.int64)
+    held = s.bin_counts.astype(np.float64)
+    held -= np.where(ids == _bins.INF_BIN, s.counts[rows, 3], 0)
+    held -= np.where(ids == _bins.INF_BIN + _bins.HALF, s.counts[rows, 4], 0)
+    ids &= _bins.HALF - 1
+    edges = np.append(_bins.EDGES, np.inf)
+    a, b = (np.minimum(edges[ids + i] / scale[rows], 1.0) for i in (0, 1))
     # Mean of x**8 on [a, b], written as a sum of products so that nothing cancels.
     power = sum(a**i * b ** (8 - i) for i in range(9)) / 9
-    total = np.bincount(rows, weights=power * s.bin_counts[kept], minlength=len(s))
+    total = np.bincount(rows, weights=power * held, minlength=len(s))
     with np.errstate(divide="ignore", invalid="ignore"):
         found = scale * (total / np.where(_finite(s) > 0, _finite(s), np.nan)) ** 0.125
-        found = np.where(_max_abs(s) == 0, 0.0, found)
-        return np.clip(found, np.minimum(_STATISTICS["rm4"](s), _max_abs(s)), _max_abs(s))
+    return np.clip(found, np.minimum(_STATISTICS["rm4"](s), largest), largest)
 
 
 _STATISTICS: Final[dict[str, Statistic]] = {

@@ -1,0 +1,113 @@
+"""Number formats and what would be lost in them, against `ml_dtypes`."""
+
+import inspect
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sonde.kernels.reference import sketch
+from sonde.sketch import FORMATS
+
+NAMES = sorted(FORMATS)
+SIGNED = [n for n in NAMES if n != "float8_e8m0fnu"]  # that one has neither zero nor sign
+
+
+def dtype_of(name):
+    return np.dtype(getattr(ml_dtypes, name, None) or name)
+
+
+def test_every_float_format_of_ml_dtypes_is_known():
+    theirs = {
+        name
+        for name, value in vars(ml_dtypes).items()
+        if inspect.isclass(value) and name.startswith(("float", "bfloat"))
+    }
+    assert theirs | {"float16", "float32"} == set(FORMATS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_limits_are_those_of_ml_dtypes(name):
+    limits = ml_dtypes.finfo(dtype_of(name))
+    assert FORMATS[name].largest == float(limits.max)
+    assert FORMATS[name].smallest_normal == float(limits.smallest_normal)
+    assert FORMATS[name].smallest == float(limits.smallest_subnormal)
+
+
+@st.composite
+def cast_samples(draw):
+    """Values around all limits of a format, some of them exactly at one."""
+    name = draw(st.sampled_from(SIGNED))
+    form = FORMATS[name]
+    low, high = math.log2(form.smallest) - 4, min(math.log2(form.largest) + 4, 127)
+    exponents = draw(st.lists(st.floats(low, high), max_size=40))
+    limits = (form.largest, form.smallest, form.smallest / 2, form.smallest_normal)
+    at = draw(st.lists(st.sampled_from(limits), max_size=5))
+    signs = draw(st.sampled_from([1.0, -1.0]))
+    x = np.array([2.0**e for e in exponents] + at + [0.0, 1.0], np.float32) * np.float32(signs)
+    return name, x[(x == 0) | (np.abs(x) >= 2.0**-126)]
+
+
+@given(cast_samples(), st.integers(-8, 8))
+def test_loss_equals_casting_but_for_the_documented_edges(sample, power):
+    name, x = sample
+    form, scale = FORMATS[name], 2.0**power
+    y = np.abs(x[x != 0].astype(np.float64)) * scale
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = y.astype(np.float32).astype(dtype_of(name)).astype(np.float64)
+    found = sketch(x).loss(name, scale)
+
+    # An underflow is a cast to zero; the tie at half the smallest is not counted.
+    tie = (y == form.smallest / 2).sum()
+    zero = (cast == 0).sum()
+    assert zero - tie <= round(found.underflow * len(y)) <= zero
+    assert (
+        round(found.subnormal * len(y))
+        == ((y >= form.smallest / 2) & (y < form.smallest_normal)).sum()
+    )
+
+    # An overflow is a cast to what is not finite (or to the largest, where a format saturates).
+    # Bins decide it but for values within their width of the limit.
+    over = (y > form.largest) & ~(np.isfinite(cast) & (cast < form.largest))
+    edge = (y >= form.largest / 1.25) & (y < form.largest * 1.25)
+    assert abs(round(found.overflow * len(y)) - over.sum()) <= edge.sum()
+
+
+def test_float32_loses_nothing_of_float32():
+    tiny = np.array([1e-45, 1e-40, 3.4e38, 1.0], np.float32)
+    loss = sketch(tiny).loss("float32")
+    assert (loss.underflow, loss.overflow) == (0, 0)
+    assert loss.subnormal == 0.5
+
+
+def test_the_largest_value_itself_is_no_overflow():
+    assert sketch([448.0, -448.0]).loss("e4m3").overflow == 0
+    assert sketch([448.0, 480.0]).loss("e4m3").overflow == 1  # one exceeds: the whole bin counts
+    assert sketch([65504.0]).loss("fp16").overflow == 0
+    assert sketch([65536.0, 65504.0]).loss("fp16").overflow == 0.5
+
+
+def test_a_scale_moves_values_into_range():
+    x = np.float32([1e-6, 2e-6, 4e-6])
+    assert sketch(x).loss("e4m3").underflow == 1
+    assert sketch(x).loss("e4m3", scale=2.0**20).underflow == 0
+
+
+def test_zeros_and_nonfinite_values_lose_nothing():
+    loss = sketch([0.0, math.nan, math.inf]).loss("bf16")
+    assert math.isnan(loss.underflow)
+    assert sketch([0.0, 0.0, 1e-9]).loss("e5m2").underflow == 1
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, 3.0, math.nan])
+def test_a_scale_that_is_no_power_of_two_is_refused(scale):
+    with pytest.raises(ValueError, match="power of two"):
+        sketch([1.0]).loss("e4m3", scale)
+
+
+def test_an_unknown_format_is_named_in_the_error():
+    with pytest.raises(ValueError, match="Unknown number format `int4`.*bfloat16"):
+        sketch([1.0]).loss("int4")
