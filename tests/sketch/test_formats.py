@@ -109,5 +109,5 @@ def test_a_scale_that_is_no_power_of_two_is_refused(scale):
 
 
 def test_an_unknown_format_is_named_in_the_error():
-    with pytest.raises(ValueError, match="Unknown number format `int4`.*bfloat16"):
+    with pytest.raises(ValueError, match=r"Unknown number format `int4`.*bfloat16"):
         sketch([1.0]).loss("int4")

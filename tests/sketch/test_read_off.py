@@ -219,7 +219,7 @@ def test_named_statistics_work_on_many_sketches_at_once():
 
 
 def test_an_unknown_statistic_is_named_in_the_error():
-    with pytest.raises(ValueError, match="Unknown statistic `sharpness`.*rms"):
+    with pytest.raises(ValueError, match=r"Unknown statistic `sharpness`.*rms"):
         statistic("sharpness")
     for bad in ("p101", "p", "p-1", "pfifty"):
         with pytest.raises(ValueError, match="Unknown statistic"):

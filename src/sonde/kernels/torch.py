@@ -4,7 +4,8 @@ operations that works on any device.
 `readable` turns any tensor into one that a fused kernel can read as it lies in memory: strided,
 real, of a known dtype, without repetition. `add` is the kernel: no host synchronisation, no
 data-dependent shapes, the same numbers as `reference` on every device with float64 (on one without,
-sums are float32).
+sums are float32). Being plain arithmetic, it sees what arithmetic sees: on a processor that was
+told to flush subnormals they are zeros.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from sonde.kernels.row import HEADER
 from sonde.record import N_BINS
+
+_functorch: Final = torch._C._functorch
 
 _CHUNK: Final = 1 << 22
 """Values per chunk of the plain kernel: bounds its temporaries to about 200 MB."""
@@ -47,16 +50,25 @@ class Readable(NamedTuple):
 def readable(x: Tensor) -> Readable:
     """The same values in a form that kernels read: strided, real, known dtype, nothing expanded.
 
-    Copies only where there is no way around it (complex, quantised, uncoalesced sparse).
+    Copies only where there is no way around it (complex, quantised, uncoalesced sparse). Of a
+    tensor inside of a `torch.func` transformation, all values are read: of the whole batch that
+    `vmap` hides, at any level.
 
     Raises:
         Unsupported: if there are no values to read, or no way to read them.
     """
-    if type(x) in _PLAIN and x.layout is torch.strided and x.dtype in DTYPES and not x.is_meta:
-        if x.is_contiguous():
-            return Readable(x, 1, 0)
-        return _without_expansion(x if not x.is_neg() else x.resolve_neg())
-    return _unusual(x)
+    if (
+        x.dtype in DTYPES
+        and type(x) in _PLAIN
+        and x.layout is torch.strided
+        and not x.is_meta
+        and not x.is_nested
+        and not x.is_neg()
+        and _functorch.maybe_current_level() is None
+    ):
+        return Readable(x, 1, 0) if x.is_contiguous() else _without_expansion(x)
+    with torch.no_grad(), torch._C._DisableFuncTorch():
+        return _unusual(x)
 
 
 def is_dense(x: Tensor) -> bool:
@@ -83,13 +95,14 @@ def add(table: Tensor, row: int, x: Tensor) -> None:
 
     `x` may be any tensor for which `readable` does not raise.
     """
-    values, repeat, zeros = readable(x.detach())
-    flat = values.reshape(-1)
-    for chunk in flat.split(_CHUNK) if flat.numel() > _CHUNK else (flat,):
-        if chunk.numel():
-            _add_chunk(table[row], chunk, repeat)
-    if zeros:
-        add_zeros(table[row], zeros)
+    values, repeat, zeros = readable(x)
+    with torch.no_grad(), torch._C._DisableFuncTorch():
+        flat = values.detach().reshape(-1)
+        for chunk in flat.split(_CHUNK) if flat.numel() > _CHUNK else (flat,):
+            if chunk.numel():
+                _add_chunk(table[row], chunk, repeat)
+        if zeros:
+            add_zeros(table[row], zeros)
 
 
 def add_zeros(row: Tensor, n: int) -> None:
@@ -150,45 +163,53 @@ _PLAIN: Final = (Tensor, torch.nn.Parameter)
 
 _SPARSE: Final = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
+_WIDENED: Final = frozenset({getattr(torch, "float8_e8m0fnu", None)})
+"""Formats that float32 holds exactly and that not every kernel reads."""
+
 
 def _unusual(x: Tensor) -> Readable:
     """Everything that is not a plain strided tensor of a known dtype."""
+    while _functorch.is_functorch_wrapped_tensor(x):
+        x = _functorch.get_unwrapped(x)
     if x.is_meta:
         raise Unsupported("meta tensor: it has no values")
-    if x.layout is torch.jagged:
-        return readable(x.values())
+    if x.is_nested:
+        return _nested(x)
     if type(x) not in _PLAIN:
-        inner = _inner(x)
-        if inner is None:
+        if type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__:
             raise Unsupported(f"tensor subclass {type(x).__name__}")
-        return readable(inner)
+        return _unusual(x.as_subclass(Tensor))
     if x.layout is torch.sparse_coo:
         values = (x if x.is_coalesced() else x.coalesce()).values()
         return _with_zeros(values, x.numel() - values.numel())
     if x.layout in _SPARSE:
         return _with_zeros(x.values(), x.numel() - x.values().numel())
     if x.layout is not torch.strided:
-        raise Unsupported(f"layout {name_of_layout(x)}")
+        raise Unsupported(f"layout {str(x.layout).removeprefix('torch.')}")
     if x.is_quantized:
-        return readable(x.dequantize())
+        return _unusual(x.dequantize())
     if x.is_complex():
-        return readable(x.abs())
-    raise Unsupported(f"dtype {name_of(x.dtype)}")
+        return _unusual((x.to(torch.complex64) if x.dtype is torch.complex32 else x).abs())
+    if x.dtype in _WIDENED:
+        return _unusual(x.to(torch.float32))
+    if x.dtype not in DTYPES:
+        raise Unsupported(f"dtype {name_of(x.dtype)}")
+    return _without_expansion(x.resolve_neg())
 
 
-def name_of_layout(x: Tensor) -> str:
-    return str(x.layout).removeprefix("torch.")
-
-
-def _inner(x: Tensor) -> Tensor | None:
-    """The plain tensor behind a subclass that only adds behaviour; None if it wraps others."""
-    if type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__:
-        return None
-    return x.as_subclass(Tensor)
+def _nested(x: Tensor) -> Readable:
+    """The values of a nested tensor lie in one buffer, unless it is a view with holes."""
+    if x.layout is torch.jagged:
+        if x.lengths() is not None:  # type: ignore[attr-defined]  # of the jagged subclass
+            raise Unsupported("nested tensor with holes")
+        return _unusual(x.values())
+    if not x.is_contiguous():
+        raise Unsupported("nested tensor that is not contiguous")
+    return _unusual(x.values())
 
 
 def _with_zeros(values: Tensor, zeros: int) -> Readable:
-    inner = readable(values)
+    inner = _unusual(values)
     return Readable(inner.tensor, inner.repeat, inner.zeros + zeros)
 
 

@@ -151,7 +151,8 @@ class PlainTable:
     def ensure(self, n_rows: int) -> None:
         if n_rows > len(self._rows):
             grown = self._new(max(n_rows, 2 * len(self._rows)))
-            grown[: len(self._rows)] = self._rows
+            with torch._C._DisableFuncTorch():
+                grown[: len(self._rows)] = self._rows
             self._rows = grown
 
     def take(self) -> Filled:
@@ -180,7 +181,9 @@ class PlainTable:
                 copy.copy_(x)
 
     def _new(self, n_rows: int) -> Tensor:
-        return torch.from_numpy(row.new_table(n_rows)).to(self._device)
+        # Rows belong to no `torch.func` transformation, even if one is running.
+        with torch._C._DisableFuncTorch():
+            return torch.from_numpy(row.new_table(n_rows)).to(self._device)
 
 
 class _PlainRows:
@@ -191,7 +194,9 @@ class _PlainRows:
         self.size_bytes = rows.nbytes
 
     def sketches(self, rows: NDArray[np.int64]) -> Sketches:
-        return take(row.unpack(self._rows.cpu().numpy()), rows)
+        with torch._C._DisableFuncTorch():
+            table = self._rows.cpu().numpy()
+        return take(row.unpack(table), rows)
 
 
 def difference(new: Tensor, old: Tensor) -> Tensor:
