@@ -178,6 +178,12 @@ class Keeper:
         self.errors += 1
         self.report("writer_failed", f"The writer failed with {type(error).__name__}: {error}.")
 
+    def abandon(self) -> None:
+        """Let go of everything that waits for another try, and count it."""
+        for stream in self._streams.values():
+            self._lose("failed", stream.drop())
+        self._undeclared = []
+
     def beat(self, tally: Tally) -> None:
         """Say that the writer is alive."""
         data = self._dump(tally)

@@ -23,7 +23,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from sonde.record import COUNTS, EXTREMA, N_BINS, SUMS
+from sonde.record import COUNTS, EXTREMA, SUMS
 from sonde.sketch import bins as _bins
 from sonde.store.segments import Attempt, Segment
 from sonde.store.snapshots import Snapshot
@@ -109,7 +109,8 @@ def connect(root: str, *, limits: Limits | None = None) -> Connection:
     connection.execute("set temp_directory = ''")
     connection.execute(f"set memory_limit = '{limits.memory_bytes // 1024} KiB'")
     connection.execute(f"set threads = {limits.threads}")
-    connection.execute(f"set allowed_directories = [{_quote(root)}]")
+    allowed = ", ".join(_quote(text) for text in dict.fromkeys((root, _literal(root))))
+    connection.execute(f"set allowed_directories = [{allowed}]")
     connection.execute("set enable_external_access = false")
     connection.execute("set lock_configuration = true")
     return connection
@@ -285,20 +286,16 @@ def _sites_view() -> str:
 
 def _make_bin_edges(connection: Connection) -> None:
     """Edges of every bin; NaN has none, and the bins of infinities reach from 2**128 on."""
-    edges = np.append(_bins.EDGES, np.inf)
-    rows = []
-    for i in range(_bins.INF_BIN + 1):
-        rows.append((i, edges[i], edges[i + 1]))
-        rows.append((i + _bins.HALF, -edges[i + 1], -edges[i]))
-    assert max(row[0] for row in rows) < N_BINS
-    values = ", ".join(
-        f"({i}, '{low!r}'::double, '{high!r}'::double)"
-        for i, low, high in ((i, float(low), float(high)) for i, low, high in rows)
+    positive = np.arange(_bins.INF_BIN + 1)
+    low, high = _bins.EDGES, np.append(_bins.EDGES[1:], np.inf)
+    edges = pa.table(
+        {
+            "bin": np.concatenate([positive, positive + _bins.HALF]).astype(np.int16),
+            "low": np.concatenate([low, -high]),
+            "high": np.concatenate([high, -low]),
+        }
     )
-    connection.execute(
-        "create table bin_edges as select col0::smallint as bin, col1 as low, col2 as high "
-        f"from (values {values})"
-    )
+    connection.from_arrow(edges).create("bin_edges")
 
 
 def _sql_type(kind: pa.DataType) -> str:

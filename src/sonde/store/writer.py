@@ -135,14 +135,18 @@ class Writer:
 
     def sites(self, infos: Sequence[SiteInfo]) -> None:
         """Declare sites; their ids are used by the batches that follow."""
-        self._take("sites", infos, 200 * len(infos), 0)
+        try:
+            size = 200 * len(infos)
+        except Exception:
+            size = 0  # the writing thread looks at it, counts it and says why
+        self._take("sites", infos, size, 0)
 
     def sketches(self, batch: SketchBatch) -> None:
         """Take the sketches of a step."""
         try:
             size, records = size_bytes(batch), len(batch.ids)
         except Exception:
-            size, records = 0, 1  # the writing thread looks at it, counts it and says why
+            size, records = 0, 1
         self._take("sketches", batch, size, records)
 
     def numbers(self, batch: NumberBatch) -> None:
@@ -315,6 +319,8 @@ class Writer:
             self._is_off = True
             self._drop("failed", self._taken.records)
             self._taken = Taken()
+            self._keeper.abandon()
+            self._changed.notify_all()
         self._keeper.report("writer_off", "The writer failed twice and has switched itself off.")
         while not self._is_closing:
             with self._changed:
