@@ -1,0 +1,851 @@
+// Written by `python -m sonde.views.typescript`. Do not edit.
+
+export const API = 1;
+
+export const KINDS = ["input", "output", "input_grad", "output_grad", "param", "param_grad", "update", "optim", "attach", "attach_grad", "local"] as const;
+
+export const EMPTY = 0;
+export const NUMBER = 1;
+export const NONFINITE = 2;
+
+export type RunStatus = "live" | "finished" | "failed" | "crashed" | "unknown";
+export type Scale = "linear" | "log" | "asinh" | "exponent";
+export type Aggregate = "max_abs" | "max" | "min" | "mean" | "last";
+export type Norm = "none" | "start" | "z";
+export type NodeKind = "module" | "input" | "output" | "attach";
+export type Flow = "none" | "chain" | "parallel" | "mixed";
+export type NoticeLevel = "info" | "warning" | "error";
+export type RangeMode = "robust" | "all" | "fixed";
+
+/** Every answer, decoded (web/API.md). `run` is null where none was asked about. */
+export interface Answer<T> {
+  api: number;
+  version: string;
+  view: string;
+  run: RunState | null;
+  spec: T;
+}
+
+/**
+ * How far a run has come. `version` changes whenever any answer about the run may change.
+ */
+export interface RunState {
+  id: string;
+  status: RunStatus;
+  last_step: number | null;
+  version: string;
+}
+
+/**
+ * The x axis: one entry per column that holds anything, rising.
+ *
+ * `first` and `last` are the first and the last recorded step in the column, `steps` is how many.
+ * If `from_step` is set, this is a delta: drop all columns whose `first` is at least `from_step`
+ * and append these. Send `cursor` back as `after` to ask for what came since.
+ */
+export interface Columns {
+  stride: number;
+  first: Float64Array;
+  last: Float64Array;
+  steps: Int32Array;
+  from_step: number | null;
+  cursor: string;
+}
+
+/**
+ * Limits for a colour or an axis: robust ones to draw with, the true extremes, and which share.
+ *
+ * `low_share` and `high_share` are the shares of finite values below `low` and above `high`.
+ * `least_positive` is where a logarithmic axis may begin.
+ */
+export interface Bounds {
+  low: number | null;
+  high: number | null;
+  min: number | null;
+  max: number | null;
+  least_positive: number | null;
+  low_share: number;
+  high_share: number;
+}
+
+/**
+ * A line of a tooltip or of a page about a run. Both are text to show, never markup.
+ */
+export interface Fact {
+  label: string;
+  value: string;
+}
+
+/**
+ * A tensor that goes into or comes out of a call. A dimension that varied is -1.
+ */
+export interface Port {
+  slot: string;
+  dtype: string;
+  shape: number[];
+}
+
+/**
+ * A site: what can be drawn over time. `label` is short, `name` is whole and unique.
+ */
+export interface SiteRef {
+  id: string;
+  name: string;
+  label: string;
+  module: string;
+  kind: string;
+  call: number;
+  slot: string;
+  dtype: string;
+  shape: number[];
+}
+
+/**
+ * One of the repeated things behind a `×N`: `node` for a level, `module` for a panel.
+ */
+export interface Instance {
+  node: string | null;
+  module: string;
+  label: string;
+}
+
+/**
+ * Why there is no answer: `code` for programs, `message` for people.
+ */
+export interface Problem {
+  status: number;
+  code: string;
+  message: string;
+}
+
+/**
+ * The body of every answer with a status of 400 or more.
+ */
+export interface Failure {
+  version: string;
+  error: Problem;
+}
+
+/**
+ * What the server is. `page` is false when the page was not built into this installation.
+ */
+export interface Server {
+  version: string;
+  api: number;
+  folder: string;
+  page: boolean;
+  started_ms: number;
+  how_to_record: string;
+}
+
+/**
+ * A run in the list, as far as it can be told without opening a segment.
+ */
+export interface RunRow {
+  id: string;
+  name: string;
+  status: RunStatus;
+  version: string;
+  created_ms: number;
+  last_seen_ms: number | null;
+  last_step: number | null;
+  records: number;
+  dropped: number;
+  ranks: number;
+  size_bytes: number;
+  model: string | null;
+  problem: string | null;
+}
+
+/**
+ * All runs, newest first. When there are none, show `how_to_record` and `folder`.
+ */
+export interface Runs {
+  folder: string;
+  runs: RunRow[];
+  left_out: number;
+  how_to_record: string;
+}
+
+/**
+ * A small line: the mean of each stretch of steps. `flags` as everywhere.
+ */
+export interface Spark {
+  name: string | null;
+  phase: string | null;
+  x: Float64Array;
+  y: Float64Array;
+  flags: Uint8Array;
+  last: number | null;
+}
+
+/**
+ * A kind of site that the run has, and how many sites of it.
+ */
+export interface KindCount {
+  kind: string;
+  sites: number;
+}
+
+/**
+ * A scalar or metric by name. `modules` is 0 for a scalar.
+ */
+export interface NumberName {
+  name: string;
+  phases: string[];
+  modules: number;
+  numbers: number;
+}
+
+/**
+ * Something that happened to the recording: a skip, a warning, a loss, a damaged file.
+ */
+export interface Notice {
+  level: NoticeLevel;
+  code: string;
+  where: string;
+  message: string;
+  step: number | null;
+  count: number;
+}
+
+/**
+ * All that a page needs to know of a run before it draws anything.
+ *
+ * `timeline` is the scalar to show as the reference signal. `kind` and `stat` are good first
+ * choices for the overview. `graph` says whether data flow was recorded; `graph_note` what to say
+ * about it.
+ */
+export interface RunHeader {
+  name: string;
+  model: string | null;
+  status: RunStatus;
+  reason: string | null;
+  created_ms: number | null;
+  last_seen_ms: number | null;
+  first_step: number | null;
+  last_step: number | null;
+  recorded_steps: number;
+  records: number;
+  size_bytes: number;
+  phases: string[];
+  ranks: number[];
+  kinds: KindCount[];
+  statistics: string[];
+  scalars: NumberName[];
+  metrics: NumberName[];
+  timeline: string | null;
+  kind: string | null;
+  stat: string;
+  modules: number;
+  graph: boolean;
+  graph_note: string;
+  facts: Fact[];
+  notices: Notice[];
+}
+
+/**
+ * How far runs have come, for polling. `runs` is empty when nothing changed since `token`.
+ */
+export interface State {
+  token: string;
+  list_version: string;
+  changed: boolean;
+  runs: RunState[];
+}
+
+/**
+ * A module in the tree, or `count` repeated ones of which the first stands for all.
+ *
+ * `parent` is an index into the list, -1 at the top. `node` is what to open in the graph.
+ */
+export interface TreeNode {
+  module: string;
+  node: string | null;
+  parent: number;
+  depth: number;
+  label: string;
+  path: string;
+  type: string;
+  count: number;
+  instances: Instance[];
+  children: number;
+  parameters: number;
+  kinds: string[];
+}
+
+/**
+ * Modules in order, depth first, with repeats folded. `left_out` nodes were too many.
+ */
+export interface Tree {
+  nodes: TreeNode[];
+  left_out: number;
+}
+
+/**
+ * A step of the way from the model to the level shown. `instances` if it can be stepped.
+ */
+export interface Crumb {
+  node: string;
+  module: string;
+  label: string;
+  type: string;
+  instances: Instance[];
+}
+
+/**
+ * A box of the graph. With `count` above 1 it stands for the repeated `instances`.
+ *
+ * `id` is unique in the level. `node` is what to open (`can_open`) and to pin; `group` is what to
+ * name in `unfold` to see the instances one by one. `passes` is in how many recorded passes it
+ * was seen, out of `Level.passes`.
+ */
+export interface LevelNode {
+  id: string;
+  kind: NodeKind;
+  node: string;
+  module: string;
+  label: string;
+  path: string;
+  type: string;
+  call: number;
+  calls: number;
+  inputs: Port[];
+  outputs: Port[];
+  facts: Fact[];
+  parameters: number;
+  can_open: boolean;
+  count: number;
+  instances: Instance[];
+  group: string | null;
+  flow: Flow;
+  kinds: string[];
+  passes: number;
+}
+
+/**
+ * Data flowed from `source` to `target` in `count` recorded passes. `bytes` of one pass.
+ */
+export interface LevelEdge {
+  source: string;
+  target: string;
+  count: number;
+  label: string;
+  bytes: number | null;
+}
+
+/**
+ * The inside of one call of a module. `crumbs` lead to it, the last one is the level itself.
+ */
+export interface GraphLevel {
+  node: string;
+  module: string;
+  path: string;
+  type: string;
+  crumbs: Crumb[];
+  nodes: LevelNode[];
+  edges: LevelEdge[];
+  passes: number;
+  has_flow: boolean;
+  note: string;
+  left_out: number;
+}
+
+/**
+ * Sites of one kind of a pinned module, in order of call and slot.
+ */
+export interface PanelSection {
+  kind: string;
+  title: string;
+  sites: SiteRef[];
+}
+
+/**
+ * A kind that was not recorded here, and the code that records it.
+ */
+export interface MissingKind {
+  kind: string;
+  title: string;
+  how: string;
+}
+
+/**
+ * What a pinned module, input, output or attached tensor has to show.
+ */
+export interface Panel {
+  node: string | null;
+  module: string;
+  parent: string | null;
+  label: string;
+  path: string;
+  type: string;
+  call: number;
+  inputs: Port[];
+  outputs: Port[];
+  facts: Fact[];
+  parameters: number;
+  sections: PanelSection[];
+  metrics: string[];
+  missing: MissingKind[];
+}
+
+/**
+ * A module that was searched for.
+ */
+export interface Hit {
+  module: string;
+  node: string | null;
+  path: string;
+  type: string;
+  kinds: string[];
+}
+
+/**
+ * What a search found, best first. `left_out` more would match.
+ */
+export interface Hits {
+  hits: Hit[];
+  left_out: number;
+}
+
+/**
+ * One series inside of the arrays of `Lines`: entries `start` to `start + length`.
+ */
+export interface Line {
+  name: string;
+  phase: string;
+  module: string | null;
+  label: string;
+  start: number;
+  length: number;
+  last: number | null;
+  last_step: number | null;
+}
+
+/**
+ * Series of numbers, each in buckets with their lowest, highest and last value.
+ *
+ * The arrays are the buckets of all lines one after the other. `low`, `high`, `mean` and `last`
+ * are over finite values (`last`: NaN or infinite if the last number was); `flags` is 2 where any
+ * number in the bucket was not finite. `from_step` and `cursor` as in `Columns`.
+ */
+export interface Lines {
+  lines: Line[];
+  stride: number;
+  first: Float64Array;
+  until: Float64Array;
+  low: Float64Array;
+  high: Float64Array;
+  mean: Float64Array;
+  last: Float64Array;
+  count: Int32Array;
+  flags: Uint8Array;
+  limits: Bounds;
+  from_step: number | null;
+  cursor: string;
+  notes: string[];
+}
+
+/**
+ * A row of a heatmap: a site, or `count` sites that are shown as one.
+ *
+ * `site` is null for a metric and for a row of several. `node` leads into the graph.
+ */
+export interface HeatRow {
+  site: string | null;
+  module: string;
+  node: string | null;
+  label: string;
+  path: string;
+  slot: string;
+  call: number;
+  group: number;
+  count: number;
+}
+
+/**
+ * Neighbouring rows with a common beginning of their paths.
+ */
+export interface RowGroup {
+  label: string;
+  path: string;
+  start: number;
+  length: number;
+}
+
+/**
+ * Rows (sites in module order) by columns (steps) of one statistic or metric.
+ *
+ * `values` and `flags` are rows × columns, row by row. A cell of several steps or sites holds
+ * their aggregate; a cell in which anything was not finite has flag 2 whatever the aggregate.
+ */
+export interface Heat {
+  title: string;
+  kind: string | null;
+  stat: string | null;
+  metric: string | null;
+  aggregate: Aggregate;
+  norm: Norm;
+  columns: Columns;
+  rows: HeatRow[];
+  groups: RowGroup[];
+  values: Float32Array;
+  flags: Uint8Array;
+  limits: Bounds;
+  is_signed: boolean;
+  notes: string[];
+}
+
+/**
+ * How the values of one site are spread, over time. Exact: from the bins of the sketches.
+ *
+ * `counts` is columns × cells, column by column; cell `i` counts the finite, non-zero-width share
+ * of values in `[edges[i], edges[i + 1])`. With scale `log` and `exponent` the edges are
+ * magnitudes and both signs count together, without zeros. `below` and `above` are the finite
+ * values outside of the edges. A column of several steps holds all their values.
+ */
+export interface Kymograph {
+  site: SiteRef;
+  scale: Scale;
+  columns: Columns;
+  edges: Float64Array;
+  counts: Float32Array;
+  below: Float32Array;
+  above: Float32Array;
+  zeros: Float64Array;
+  nans: Float64Array;
+  pos_infs: Float64Array;
+  neg_infs: Float64Array;
+  total: Float64Array;
+  p1: Float32Array;
+  p50: Float32Array;
+  p99: Float32Array;
+  low: Float32Array;
+  high: Float32Array;
+  mean: Float32Array;
+  rms: Float32Array;
+  limits: Bounds;
+  range: RangeMode;
+  has_zero: boolean;
+  max_share: number;
+  first_nonfinite_step: number | null;
+  notes: string[];
+}
+
+/**
+ * A statistic and its value.
+ */
+export interface Named {
+  name: string;
+  value: number | null;
+}
+
+/**
+ * What a number format would do to the values: shares between 0 and 1, and its limits.
+ *
+ * The exponents are the columns of the exponent histogram in which the limits lie.
+ */
+export interface FormatLoss {
+  name: string;
+  title: string;
+  underflow: number | null;
+  subnormal: number | null;
+  overflow: number | null;
+  largest: number;
+  top_exponent: number;
+  normal_exponent: number;
+  smallest_exponent: number;
+}
+
+/**
+ * One site at one step: its histogram, its exponents, its statistics.
+ *
+ * `step` is the recorded step that is shown: the last one at or before the step asked for, else
+ * the first one after it. `previous` and `next` are its recorded neighbours.
+ */
+export interface CrossSection {
+  site: SiteRef;
+  asked: number | null;
+  step: number;
+  previous: number | null;
+  next: number | null;
+  scale: Scale;
+  edges: Float64Array;
+  counts: Float64Array;
+  below: number;
+  above: number;
+  exponents: Int32Array;
+  exponent_counts: Float64Array;
+  zeros: number;
+  nans: number;
+  pos_infs: number;
+  neg_infs: number;
+  total: number;
+  statistics: Named[];
+  formats: FormatLoss[];
+  notes: string[];
+}
+
+/**
+ * The value of one box. Of a folded box: of its first instance, and the spread over all.
+ *
+ * `row` is its line in `Tint.sparks`, -1 if it has none.
+ */
+export interface NodeTint {
+  id: string;
+  site: string | null;
+  value: number | null;
+  flag: number;
+  low: number | null;
+  median: number | null;
+  high: number | null;
+  sites: number;
+  row: number;
+}
+
+/**
+ * One statistic at one step for all boxes of a level, and how it went.
+ *
+ * `sparks` is rows × columns; NaN where nothing was recorded, `spark_flags` as everywhere.
+ */
+export interface Tint {
+  node: string;
+  kind: string | null;
+  stat: string | null;
+  metric: string | null;
+  step: number | null;
+  nodes: NodeTint[];
+  columns: Columns;
+  sparks: Float32Array;
+  spark_flags: Uint8Array;
+  limits: Bounds;
+  notes: string[];
+}
+
+/**
+ * A site that moved. `change` is log2(after / before) of the statistic's magnitude.
+ *
+ * `before` and `after` are medians over the first and the last quarter of the window.
+ */
+export interface Mover {
+  site: SiteRef;
+  node: string | null;
+  before: number | null;
+  after: number | null;
+  change: number | null;
+  nonfinite_steps: number;
+  first_nonfinite_step: number | null;
+}
+
+/**
+ * Sites with values that are not finite, earliest first; then those that moved most.
+ */
+export interface Movers {
+  kind: string | null;
+  stat: string;
+  first_step: number | null;
+  last_step: number | null;
+  rows: Mover[];
+  nonfinite_sites: number;
+  sites: number;
+  notes: string[];
+}
+
+/**
+ * A question without parameters.
+ */
+export interface NoQuestion {
+
+}
+
+/**
+ * How far have these runs come? `since` is the `token` of an earlier answer.
+ */
+export interface StateQuestion {
+  run?: string[];
+  since?: string;
+}
+
+/**
+ * A question about a run as a whole.
+ */
+export interface RunQuestion {
+  run: string;
+}
+
+/**
+ * A small line of a scalar; of the loss if no name is given.
+ */
+export interface SparkQuestion {
+  run: string;
+  name?: string;
+  columns?: number;
+}
+
+/**
+ * The modules, from the top or below one of them. `fold` collapses repeats.
+ */
+export interface TreeQuestion {
+  run: string;
+  module?: string;
+  fold?: boolean;
+}
+
+/**
+ * The inside of a call (`node`, by default the model). `unfold` names groups to show singly;
+ * `unfold=*` all.
+ */
+export interface LevelQuestion {
+  run: string;
+  node?: string;
+  fold?: boolean;
+  unfold?: string[];
+}
+
+/**
+ * What a module (`module`), or a call, input, output or attached tensor (`node`), can show.
+ */
+export interface PanelQuestion {
+  run: string;
+  node?: string;
+  module?: string;
+}
+
+/**
+ * Modules by part of their path, a glob (`*.q_proj`), `re:...` or `=exact path`.
+ */
+export interface SearchQuestion {
+  run: string;
+  q?: string;
+  limit?: number;
+}
+
+/**
+ * Scalars by name, or with `module` (an id; `*` for all) metrics by name.
+ */
+export interface LinesQuestion {
+  run: string;
+  name?: string[];
+  module?: string[];
+  phase?: string;
+  rank?: number;
+  first?: number;
+  last?: number;
+  columns?: number;
+  after?: string;
+}
+
+/**
+ * A statistic of all sites of a kind, or with `metric` a metric of all modules, over time.
+ *
+ * `under` keeps a module and what lies below it. `fold` shows repeated siblings as one row.
+ */
+export interface HeatQuestion {
+  run: string;
+  kind?: string;
+  stat?: string;
+  metric?: string;
+  under?: string;
+  fold?: boolean;
+  phase?: string;
+  rank?: number;
+  first?: number;
+  last?: number;
+  columns?: number;
+  rows?: number;
+  aggregate?: Aggregate;
+  norm?: Norm;
+  after?: string;
+}
+
+/**
+ * How the values of a site are spread, over time.
+ *
+ * `range` `fixed` takes `low` and `high`; the others find them. `cells` is how many there are on
+ * the y axis; with scale `exponent` there is one per power of two.
+ */
+export interface KymographQuestion {
+  run: string;
+  site: string;
+  phase?: string;
+  rank?: number;
+  first?: number;
+  last?: number;
+  columns?: number;
+  cells?: number;
+  scale?: Scale;
+  range?: RangeMode;
+  low?: number;
+  high?: number;
+  after?: string;
+}
+
+/**
+ * One site at one step (the last one by default), on the axis of a kymograph.
+ *
+ * With `low` and `high` the axis is theirs, else it covers all values.
+ */
+export interface SectionQuestion {
+  run: string;
+  site: string;
+  step?: number;
+  phase?: string;
+  rank?: number;
+  cells?: number;
+  scale?: Scale;
+  low?: number;
+  high?: number;
+  format?: string[];
+}
+
+/**
+ * A statistic of all boxes of a level at a step (the last one by default).
+ *
+ * `node`, `fold` and `unfold` as in `LevelQuestion`: the answer speaks of the same boxes.
+ */
+export interface TintQuestion {
+  run: string;
+  node?: string;
+  fold?: boolean;
+  unfold?: string[];
+  kind?: string;
+  stat?: string;
+  metric?: string;
+  step?: number;
+  phase?: string;
+  first?: number;
+  last?: number;
+  columns?: number;
+}
+
+/**
+ * Which sites moved most between the ends of a window, and which are not finite.
+ */
+export interface MoversQuestion {
+  run: string;
+  kind?: string;
+  stat?: string;
+  phase?: string;
+  first?: number;
+  last?: number;
+  limit?: number;
+}
+
+/** Every view: `GET api/<name>?<question>`. */
+export interface Routes {
+  server: { question: NoQuestion; answer: Server };
+  runs: { question: NoQuestion; answer: Runs };
+  state: { question: StateQuestion; answer: State };
+  run: { question: RunQuestion; answer: RunHeader };
+  spark: { question: SparkQuestion; answer: Spark };
+  tree: { question: TreeQuestion; answer: Tree };
+  level: { question: LevelQuestion; answer: GraphLevel };
+  panel: { question: PanelQuestion; answer: Panel };
+  search: { question: SearchQuestion; answer: Hits };
+  lines: { question: LinesQuestion; answer: Lines };
+  heat: { question: HeatQuestion; answer: Heat };
+  kymograph: { question: KymographQuestion; answer: Kymograph };
+  section: { question: SectionQuestion; answer: CrossSection };
+  tint: { question: TintQuestion; answer: Tint };
+  movers: { question: MoversQuestion; answer: Movers };
+}
