@@ -1,7 +1,90 @@
 """What all tests share."""
 
+import gc
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+from sonde.sketch import Sketch, row
 
 # Times vary on shared machines; a law is no slower for being true.
 settings.register_profile("sonde", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("sonde")
+
+
+class Memory:
+    """A sink that keeps everything, to be looked at after `watch.close()` or `watch.flush()`."""
+
+    name = "memory"
+
+    def __init__(self) -> None:
+        self.infos = {}
+        self.batches = []
+        self.scalars = {}
+        self.events = []
+        self.closed = None
+
+    def sites(self, infos) -> None:
+        for info in infos:
+            assert info.id not in self.infos, "a site was declared twice"
+            self.infos[info.id] = info
+
+    def sketches(self, batch) -> None:
+        self.batches.append(batch)
+
+    def numbers(self, batch) -> None:
+        for name, value in zip(batch.names, batch.values, strict=True):
+            self.scalars.setdefault((batch.step, batch.phase), {})[name] = float(value)
+
+    def event(self, event) -> None:
+        self.events.append(event)
+
+    def close(self, reason) -> None:
+        assert self.closed is None, "closed twice"
+        self.closed = reason
+
+    def at(self, step=0, phase="train") -> dict[str, Sketch]:
+        """Every site's sketch at a step, by name."""
+        found: dict[str, Sketch] = {}
+        for batch in self.batches:
+            if (batch.step, batch.phase) == (step, phase):
+                for i, site in enumerate(batch.ids.tolist()):
+                    name = self.infos[site].site.name
+                    found[name] = found.get(name, Sketch.empty()).merge(row(batch.sketches, i))
+        return found
+
+    @property
+    def steps(self) -> list[tuple[int, str]]:
+        """Steps and phases that have sketches, in the order in which they came."""
+        return list(dict.fromkeys((b.step, b.phase) for b in self.batches))
+
+    def counted(self, code) -> dict[tuple[str, str], int]:
+        """Events of that code by place and message, with how often."""
+        found: dict[tuple[str, str], int] = {}
+        for event in self.events:
+            if event.code == code:
+                key = (event.where, event.message)
+                found[key] = found.get(key, 0) + event.count
+        return found
+
+
+@pytest.fixture
+def watching(tmp_path):
+    """Watch a model with a sink in memory beside the run: `watch, memory = watching(model, ...)`.
+
+    Records all kinds at every step unless told otherwise.
+    """
+    import sonde
+
+    opened = []
+
+    def start(model, optimizer=None, **options):
+        memory = Memory()
+        options = {"every": 1, "log": "all", "dir": tmp_path, "sinks": [memory], **options}
+        opened.append(sonde.watch(model, optimizer, **options))
+        return opened[-1], memory
+
+    yield start
+    for watch in opened:
+        watch.close()
+    gc.collect()

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sonde._errors import SondeError, SondeWarning
 from sonde.capture.drain import Drain
-from sonde.capture.plan import Every, Plan, kinds_of, schedule_of, selector_of
+from sonde.capture.plan import Every, Plan, kinds_of, phases_of, schedule_of, selector_of
 from sonde.record import Sink
 from sonde.store import Writer, open_run
 
@@ -62,30 +62,33 @@ def watch(
     """Record what happens inside of a model while it trains, into a run directory.
 
     Args:
-        model: a `torch.nn.Module`, wrapped or not. Nothing of it is replaced.
-        optimizer: the optimizer that trains it, or several; the last one of the list ends a step.
+        model: A `torch.nn.Module`, wrapped or not. Nothing of it is replaced.
+        optimizer: The optimizer that trains it, or several; the last one of the list ends a step.
             Without one, call `watch.step()` after each update.
-        every: record every so many steps; or a function of the step; or windows
+        every: Record every so many steps; or a function of the step; or windows
             `[(0, 100), (1000, 2000, 10)]`. May be changed later through `watch.every`.
-        log: kinds to record, or a preset: `default`, `activations`, `gradients`, `parameters`,
-        `all`. dir: folder of runs. name: name of the run; the time and four random characters if
-        not given. include: what to record: globs on paths, `re:` regular expressions, module types,
-        a function
-            `(path, module) -> bool`, or several of these. Parameters follow their module.
-        exclude: what to leave out, in the same forms.
-        phases: which of `train` and `eval` (the mode of the model) are recorded.
-        resume: go on in the run `name` (or the latest one) from `step`.
-        step: number of the first step; 0, or one after the last recorded when resuming.
-        config: anything about the training to keep with the run.
-        sinks: further destinations for what is recorded.
-        max_calls: calls of one module in one pass that are told apart; more are skipped and
-        counted. strict: raise errors of the recording instead of going on without the part that
-        failed. rank: rank of this process; by default `RANK` in the environment, or 0. world_size:
-        how many processes train together; by default `WORLD_SIZE`, or 1. flush_s: what is recorded
-        is safe on disk after this many seconds.
+        log: Kinds to record, or a preset: `default`, `activations`, `gradients`, `parameters`,
+            `all`.
+        dir: Folder of runs.
+        name: Name of the run; the time and four random characters if not given.
+        include: What to record: globs on paths, `re:` regular expressions, module types, a function
+            `(path, module) -> bool`, or several of these. Parameters follow their module, or go by
+            their own full name.
+        exclude: What to leave out, in the same forms.
+        phases: Which of `train` and `eval` (the mode of the model) are recorded.
+        resume: Go on in the run `name` (or the latest one) from `step`.
+        step: Number of the first step; 0, or one after the last recorded when resuming.
+        config: Anything about the training to keep with the run.
+        sinks: Further destinations for what is recorded.
+        max_calls: Calls of one module in one pass that are told apart; more are skipped and
+            counted.
+        strict: Raise errors of the recording instead of going on without the part that failed.
+        rank: Rank of this process; by default `RANK` in the environment, or 0.
+        world_size: How many processes train together; by default `WORLD_SIZE`, or 1.
+        flush_s: What is recorded is safe on disk after this many seconds.
 
     Raises:
-        SondeError: if something in the arguments is wrong; nothing has been changed then.
+        SondeError: If something in the arguments is wrong; nothing has been changed then.
     """
     if os.environ.get("SONDE", "").lower() in ("off", "0", "false", "no"):
         return Watch.inert()
@@ -93,7 +96,7 @@ def watch(
         kinds=kinds_of(log),
         include=selector_of(include, "include"),
         exclude=selector_of(exclude, "exclude"),
-        phases=frozenset(phases),
+        phases=phases_of(phases),
         max_calls=_at_least_one("max_calls", max_calls),
         strict=strict,
     )
@@ -110,19 +113,24 @@ def watch(
         "phases": sorted(plan.phases),
         "max_calls": max_calls,
     }
-    config_kept = {"watch": described, "user": config}
     path, first = _run_path(Path(dir), name, resume=resume, step=step)
+    voice = _Voice()
     writer = Writer(
         path,
         rank=_from_environment("RANK", rank, 0),
         world_size=_from_environment("WORLD_SIZE", world_size, 1),
-        config=config_kept,
+        config={"watch": described, "user": config},
         resume_from_step=first if resume else None,
         flush_s=flush_s,
+        on_problem=voice.warn,
     )
     drain = Drain([writer, *sinks])
-    session = torch.Session(model, optimizers, plan, schedule, drain, step=first)
-    return Watch(session, drain, writer)
+    try:
+        session = torch.Session(model, optimizers, plan, schedule, drain, step=first)
+    except BaseException as error:
+        drain.close(f"failed: {type(error).__name__}", _CLOSE_TIMEOUT_S)
+        raise
+    return Watch(session, drain, writer, voice, every)
 
 
 def unwatch(model: Any) -> None:
@@ -135,23 +143,32 @@ def unwatch(model: Any) -> None:
 class Watch:
     """A model being recorded. Closes itself at the end of a `with` block, or of the process."""
 
-    def __init__(self, session: Session | None, drain: Drain | None, writer: Writer | None) -> None:
+    def __init__(
+        self,
+        session: Session | None,
+        drain: Drain | None,
+        writer: Writer | None,
+        voice: _Voice,
+        every: Every | None,
+    ) -> None:
         self._session = session
         self._drain = drain
         self._writer = writer
+        self._voice = voice
+        self._every = every
         self._pid = os.getpid()
-        self._began = time.monotonic()
+        self._began_s = time.monotonic()
         self._lock = threading.Lock()
-        self._warned: set[str] = set()
         self._closed = session is None
-        if session is not None:
-            session.capture.warn = self._warn
+        if session is not None and drain is not None:
+            session.capture.troubles.warn = voice.warn
+            drain.after_step = self._tell_cost
             _OPEN.add(self)
 
     @classmethod
     def inert(cls) -> Watch:
         """A watch that does nothing: `SONDE=off`."""
-        return cls(None, None, None)
+        return cls(None, None, None, _Voice(), None)
 
     def __enter__(self) -> Self:
         return self
@@ -187,13 +204,13 @@ class Watch:
     @property
     def every(self) -> Every | None:
         """The schedule. Assign a new one at any time."""
-        return None if self._session is None else self._session.every
+        return self._every
 
     @every.setter
     def every(self, value: Every) -> None:
         if self._session is not None:
-            self._session.every = value
             self._session.capture.reschedule(schedule_of(value))
+            self._every = value
 
     def log(
         self, values: dict[str, Any] | None = None, /, *, step: int | None = None, **more: Any
@@ -206,12 +223,7 @@ class Watch:
         if self._is_off():
             return
         assert self._session is not None
-        try:
-            self._session.capture.number({**(values or {}), **more}, step=step)
-        except Exception as error:
-            if self._session.capture.plan.strict:
-                raise
-            self._warn(f"log: {error}")
+        self._session.log({**(values or {}), **more}, step=step, refuse=self._refuse)
 
     def step(self, **scalars: Any) -> None:
         """End the step by hand, after logging the scalars. Only where no optimizer was given."""
@@ -219,13 +231,13 @@ class Watch:
             return
         assert self._session is not None
         if self._session.has_optimizer:
-            self._warn(
+            self._voice.warn(
                 "watch.step() only logs here: the optimizer given to watch() ends each step."
             )
-            self.log(**scalars)
+            self.log(scalars)
             return
         if scalars:
-            self.log(**scalars, step=self._session.capture.step)
+            self.log(scalars, step=self._session.capture.step)
         self._session.end_by_hand()
 
     def paused(self) -> AbstractContextManager[None]:
@@ -242,7 +254,7 @@ class Watch:
 
     def watches(self, model: Any) -> bool:
         """Whether this is the watch of that model."""
-        return self._session is not None and self._session.capture.model is model
+        return self._session is not None and self._session.watches(model)
 
     def flush(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> bool:
         """Wait until everything recorded so far is safe on disk; False if that took too long."""
@@ -263,16 +275,45 @@ class Watch:
             return
         assert self._session is not None
         assert self._drain is not None
-        self._session.close()
-        self._drain.close(reason, _CLOSE_TIMEOUT_S)
+        try:
+            self._session.close()
+            self._tell_cost()
+        finally:
+            self._drain.close(reason, _CLOSE_TIMEOUT_S)
 
     def _is_off(self) -> bool:
         return self._closed or os.getpid() != self._pid
 
-    def _warn(self, text: str) -> None:
-        """Say something once."""
-        if text not in self._warned:
-            self._warned.add(text)
+    def _refuse(self, text: str) -> None:
+        assert self._session is not None
+        if self._session.capture.plan.strict:
+            raise SondeError(text)
+        self._voice.warn(text)
+
+    def _tell_cost(self) -> None:
+        """What the recording has cost the training thread so far, for `run.info`."""
+        assert self._session is not None
+        assert self._writer is not None
+        capture = self._session.capture
+        wall_s = time.monotonic() - self._began_s
+        hooks_s = capture.spent_ns / 1e9
+        self._writer.set_info(
+            overhead={"hooks_s": hooks_s, "wall_s": wall_s, "share": hooks_s / max(wall_s, 1e-9)},
+            recorded_steps=capture.recorded_steps,
+            dropped_steps=capture.dropped_steps,
+            step=capture.step,
+        )
+
+
+class _Voice:
+    """Warns of each thing once."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def warn(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
             warnings.warn(text, SondeWarning, stacklevel=3)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,10 +28,9 @@ Number = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of one window: some or all of a step's sketches in one phase."""
+    """Rows of one window: some or all of the sketches of a step, in each phase of which step."""
 
-    step: int
-    phase: str
+    steps: Mapping[str, int]
     filled: Filled
     window: Window
     sites: Sequence[SiteInfo] = ()
@@ -39,10 +38,19 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A step is complete: everything held for it and before it can go out."""
+    """A step is complete in a phase: what is held for it goes out, or is dropped."""
 
     step: int
+    phase: str
     dropped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """An event that is told if a number, which may not have arrived yet, is not zero."""
+
+    number: Number
+    event: Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +65,40 @@ class Numbers:
 
 
 @dataclass(frozen=True, slots=True)
+class NewSink:
+    """One more sink to feed from now on; it is told the sites declared so far."""
+
+    sink: Sink
+
+
+@dataclass(frozen=True, slots=True)
 class _Barrier:
     reached: threading.Event = field(default_factory=threading.Event)
 
 
-Job = Part | End | Numbers | Event | _Barrier
+Job = Part | End | Numbers | Later | Event | NewSink | _Barrier
 
 
 class Drain:
-    """Takes jobs from the training thread; feeds the sinks from its own."""
+    """Takes jobs from the training thread; feeds the sinks from its own.
 
-    def __init__(self, sinks: Sequence[Sink], *, capacity_bytes: int = 512 << 20) -> None:
+    `after_step` is called in the drain's thread when a step has gone out.
+    """
+
+    def __init__(
+        self,
+        sinks: Sequence[Sink],
+        *,
+        capacity_bytes: int = 512 << 20,
+        after_step: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.after_step = after_step
         self._sinks = list(sinks)
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._capacity_bytes = capacity_bytes
-        self._waiting_bytes = 0
+        self._given_bytes = 0
+        self._done_bytes = 0
         self._held: dict[tuple[int, str], list[tuple[NDArray[np.int32], Sketches]]] = {}
-        self._lock = threading.Lock()
         self._declared: list[SiteInfo] = []
         self._thread = threading.Thread(target=self._run, name="sonde-drain", daemon=True)
         self._thread.start()
@@ -81,21 +106,17 @@ class Drain:
     @property
     def has_room(self) -> bool:
         """Whether another window may be handed over now; when not, the step is to be dropped."""
-        return self._waiting_bytes < self._capacity_bytes
+        return self._given_bytes - self._done_bytes < self._capacity_bytes
 
-    def put(self, job: Part | End | Numbers | Event) -> None:
-        """Hand over a job. Never blocks. Ask `has_room` first for windows; the rest is small."""
+    def put(self, job: Part | End | Numbers | Later | Event | NewSink) -> None:
+        """Hand over a job. Never blocks. Ask `has_room` first for windows; the rest is small.
+
+        Windows come from one thread at a time.
+        """
         if isinstance(job, Part):
-            with self._lock:
-                self._waiting_bytes += job.filled.size_bytes
+            # Each counter is written by one thread only, so there is no lock to wait for.
+            self._given_bytes += job.filled.size_bytes
         self._jobs.put(job)
-
-    def add_sink(self, sink: Sink) -> None:
-        """Feed one more sink from now on; it is told the sites declared so far."""
-        with self._lock:
-            self._sinks.append(sink)
-            if self._declared:
-                self._guard(sink, lambda s: s.sites(list(self._declared)))
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until all that was put before has gone to the sinks."""
@@ -120,53 +141,58 @@ class Drain:
                 self._do(job)
             except Exception as error:
                 _LOG.warning("a record was lost: %r", error, exc_info=True)
-                lost = Event("record_lost", repr(error), level="error")
-                self._each(lambda s, e=lost: s.event(e))  # type: ignore[misc]
+                self._tell(Event("record_lost", repr(error), level="error"))
             if isinstance(job, Part):
-                with self._lock:
-                    self._waiting_bytes -= job.filled.size_bytes
-        self._release(dropped=-1)
+                self._done_bytes += job.filled.size_bytes
+        for key in list(self._held):
+            self._release(*key, dropped=False)
 
     def _do(self, job: Job) -> None:
         match job:
             case Part():
                 self._hold(job)
             case End():
-                self._release(job.step if job.dropped else -1)
+                self._release(job.step, job.phase, dropped=job.dropped)
+                self.after_step()
             case Numbers():
                 values = [v() if callable(v) else v for v in job.values]
                 batch = NumberBatch(
                     job.step, job.phase, job.names, job.modules, np.array(values, dtype=np.float64)
                 )
                 self._each(lambda s: s.numbers(batch))
+            case Later():
+                if job.number():
+                    self._tell(job.event)
             case Event():
-                self._each(lambda s: s.event(job))
+                self._tell(job)
+            case NewSink():
+                self._sinks.append(job.sink)
+                if self._declared:
+                    self._guard(job.sink, lambda s: s.sites(list(self._declared)))
             case _Barrier():
                 job.reached.set()
 
     def _hold(self, part: Part) -> None:
         if part.sites:
-            with self._lock:
-                self._declared.extend(part.sites)
+            self._declared.extend(part.sites)
             self._each(lambda s: s.sites(part.sites))
-        for phase, touched in part.window.touched.items():
-            ids, sketches = _assemble(part.filled, touched)
-            self._held.setdefault((part.step, phase), []).append((ids, sketches))
+        for phase, ids, sketches in _assemble(part.filled, part.window):
+            self._held.setdefault((part.steps[phase], phase), []).append((ids, sketches))
 
-    def _release(self, dropped: int) -> None:
-        held, self._held = self._held, {}
-        for (step, phase), parts in held.items():
-            if step == dropped and phase == "train":
-                continue
-            ids, sketches = parts[0] if len(parts) == 1 else _merge(parts)
-            if len(ids):
-                batch = SketchBatch(step, phase, ids, sketches)
-                self._each(lambda s, b=batch: s.sketches(b))  # type: ignore[misc]
+    def _release(self, step: int, phase: str, *, dropped: bool) -> None:
+        parts = self._held.pop((step, phase), None)
+        if parts is None or dropped:
+            return
+        ids, sketches = parts[0] if len(parts) == 1 else _merge(parts)
+        if len(ids):
+            batch = SketchBatch(step, phase, ids, sketches)
+            self._each(lambda s: s.sketches(batch))
+
+    def _tell(self, event: Event) -> None:
+        self._each(lambda s: s.event(event))
 
     def _each(self, act: Callable[[Sink], None]) -> None:
-        with self._lock:
-            sinks = list(self._sinks)
-        for sink in sinks:
+        for sink in list(self._sinks):
             self._guard(sink, act)
 
     def _guard(self, sink: Sink, act: Callable[[Sink], None]) -> None:
@@ -177,30 +203,28 @@ class Drain:
             if sink in self._sinks:
                 self._sinks.remove(sink)
             told = Event("sink_failed", repr(error), where=sink.name, level="error")
-            for other in list(self._sinks):
-                self._guard(other, lambda s: s.event(told))
+            self._each(lambda s: s.event(told))
 
 
-def _assemble(
-    filled: Filled, touched: Sequence[tuple[int, list[int]]]
-) -> tuple[NDArray[np.int32], Sketches]:
-    """One sketch per touched site: its only row, or the merge of the rows it points to."""
-    ids = np.fromiter((i for i, _ in touched), dtype=np.int32, count=len(touched))
-    lengths = np.fromiter((len(p) for _, p in touched), dtype=np.int64, count=len(touched))
-    pointed = np.fromiter((r for _, p in touched for r in p), dtype=np.int64)
-    rows, where = np.unique(pointed, return_inverse=True)
+def _assemble(filled: Filled, window: Window) -> list[tuple[str, NDArray[np.int32], Sketches]]:
+    """Per phase, one sketch for each touched site: its only row, or the merge of its rows."""
+    pointed = {
+        phase: np.fromiter((r for _, parts in touched for r in parts), dtype=np.int64)
+        for phase, touched in window.touched.items()
+    }
+    rows, where = np.unique(np.concatenate([*pointed.values()]), return_inverse=True)
     sketches = filled.sketches(rows)
-    alone = len(lengths) == 0 or bool((lengths == 1).all())
-    if alone and len(np.unique(ids)) == len(ids):
-        return ids, take(sketches, where)
-    groups = np.repeat(np.arange(len(ids)), lengths)
-    return _merge([(ids[groups], take(sketches, where)), (ids[lengths == 0], _nothing(lengths))])
-
-
-def _nothing(lengths: NDArray[np.int64]) -> Sketches:
-    """Empty sketches for the sites that were touched without a value."""
-    n = int((lengths == 0).sum())
-    return merge_groups(concatenate([]), np.zeros(0, np.int64), n)
+    found, first = [], 0
+    for phase, touched in window.touched.items():
+        n = len(touched)
+        ids = np.fromiter((i for i, _ in touched), dtype=np.int32, count=n)
+        lengths = np.fromiter((len(parts) for _, parts in touched), dtype=np.int64, count=n)
+        own = take(sketches, where[first : first + len(pointed[phase])])
+        first += len(pointed[phase])
+        if not (lengths == 1).all():
+            own = merge_groups(own, np.repeat(np.arange(n), lengths), n)
+        found.append((phase, ids, own))
+    return found
 
 
 def _merge(

@@ -43,10 +43,20 @@ class Plan:
     strict: bool = False
 
     def wants(self, path: str, module: object) -> bool:
-        """Whether the module (or parameter) at that path is selected."""
+        """Whether the module at that path is selected."""
         if self.include is not None and not self.include(path, module):
             return False
         return self.exclude is None or not self.exclude(path, module)
+
+    def wants_parameter(self, path: str, full: str, module: object) -> bool:
+        """Whether a parameter is selected: with its module at `path`, or by its full name."""
+        if self.include is not None and not (
+            self.include(path, module) or self.include(full, module)
+        ):
+            return False
+        return self.exclude is None or not (
+            self.exclude(path, module) or self.exclude(full, module)
+        )
 
 
 def kinds_of(log: str | Iterable[str]) -> frozenset[Kind]:
@@ -66,6 +76,17 @@ def kinds_of(log: str | Iterable[str]) -> frozenset[Kind]:
     if not found:
         raise SondeError("`log` is empty. To record nothing, do not watch, or set SONDE=off.")
     return frozenset(found)
+
+
+def phases_of(phases: str | Iterable[str]) -> frozenset[str]:
+    """The modes of the model whose passes are recorded without being asked for by name."""
+    asked = frozenset([phases] if isinstance(phases, str) else phases)
+    if not asked <= {"train", "eval"}:
+        raise SondeError(
+            f"`phases` takes `train` and `eval`, got {', '.join(map(repr, sorted(asked)))}. "
+            f"Other phases are recorded inside of `with watch.phase(name):`."
+        )
+    return asked
 
 
 def schedule_of(every: Every) -> Schedule:

@@ -23,6 +23,11 @@ from sonde.record import Kind, Site, Sketches
 class Table(Protocol):
     """Rows on one device. Filled by the training thread, taken away full, given back empty."""
 
+    @property
+    def can_take(self) -> bool:
+        """Whether the rows can be taken away now, without waiting for earlier ones."""
+        ...
+
     def ensure(self, n_rows: int) -> None:
         """Have at least `n_rows` rows; those that are filled keep their numbers."""
 
@@ -39,7 +44,7 @@ class Filled(Protocol):
     size_bytes: int
 
     def sketches(self, rows: NDArray[np.int64]) -> Sketches:
-        """The given rows as columns. Called once, from the drain's thread."""
+        """The given rows as columns: all that were filled, each once. Called once."""
 
 
 class Row:
@@ -47,19 +52,23 @@ class Row:
 
     __slots__ = ("events", "index", "shared", "window")
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, window: int) -> None:
         self.index = index
-        self.window = -1
-        self.events = 0
+        self.window = window
+        self.events = 1
         self.shared = False
 
 
 class Spot:
-    """A site in a phase: its id (once declared), and the rows that make up its record."""
+    """A site in a phase, for tensors of one dtype on one device.
+
+    `id` is the site's, once declared; `parts` are the rows that make up its record. A tensor of
+    another dtype or device has its own spot, among the `variants`.
+    """
 
     __slots__ = (
         *("call", "dtype", "id", "kind", "module_type", "off", "own"),
-        *("parts", "path", "phase", "rows", "slot", "window"),
+        *("parts", "path", "phase", "rows", "slot", "variants", "window"),
     )
 
     def __init__(
@@ -77,11 +86,23 @@ class Spot:
         self.off = False
         self.own: list[Row] = []
         self.parts: list[int] = []
+        self.variants: list[Spot] = []
         self.window = -1
 
     @property
     def site(self) -> Site:
         return Site(self.path, self.kind, self.call, self.slot)
+
+    def variant(self, dtype: object, rows: Rows) -> Spot:
+        """This site's spot for tensors like that: itself, if it is still undecided."""
+        if self.rows is None:
+            return self
+        for spot in self.variants:
+            if spot.dtype is dtype and spot.rows is rows:
+                return spot
+        made = Spot(self.kind, self.path, self.call, self.slot, self.module_type, self.phase)
+        self.variants.append(made)
+        return made
 
 
 @dataclass(slots=True)
@@ -110,10 +131,11 @@ class Rows:
 
     def open_row(self, spot: Spot) -> Row | None:
         """A row of the spot's that may be added to; None when the limit of rows is reached."""
-        self._touch(spot)
+        number = self.window.number
         for row in spot.own:
-            if row.window != self.window.number:
-                row.window, row.events, row.shared = self.window.number, 1, False
+            if row.window != number:
+                row.window, row.events, row.shared = number, 1, False
+                self.touch(spot)
                 spot.parts.append(row.index)
                 return row
             if not row.shared:
@@ -122,9 +144,9 @@ class Rows:
         if self._next >= self.limit:
             return None
         self.table.ensure(self._next + 1)
-        row = Row(self._next)
+        row = Row(self._next, number)
         self._next += 1
-        row.window, row.events = self.window.number, 1
+        self.touch(spot)
         spot.own.append(row)
         spot.parts.append(row.index)
         return row
@@ -133,25 +155,34 @@ class Rows:
         """Point the spot to a row that holds this tensor; False if it holds more than that."""
         if row.window != self.window.number or row.events != 1:
             return False
-        self._touch(spot)
+        self.touch(spot)
         row.shared = True
         self.window.has_shared = True
         spot.parts.append(row.index)
         return True
 
     def undo(self, spot: Spot, row: Row) -> None:
-        """Forget a row that was opened and not filled."""
+        """Take back that a row was opened: nothing was added to it."""
         row.events -= 1
         if row.events == 0:
-            spot.parts.remove(row.index)
             row.window = -1
+            spot.parts.remove(row.index)
             if not spot.parts:
-                self.window.touched[spot.phase].pop()
-                spot.window = -1
+                self._untouch(spot)
+
+    def forget(self, spot: Spot) -> None:
+        """Drop what the spot has in this window; its rows may hold anything and are given up."""
+        spot.own.clear()
+        if spot.window == self.window.number:
+            self._untouch(spot)
 
     def touch(self, spot: Spot) -> None:
-        """Mark the spot as seen, without a value: an empty tensor."""
-        self._touch(spot)
+        """Mark the spot as seen, also without a value: an empty tensor."""
+        window = self.window
+        if spot.window != window.number:
+            spot.window = window.number
+            spot.parts = []
+            window.touched.setdefault(spot.phase, []).append((spot.id, spot.parts))
 
     def take(self) -> tuple[Filled, Window]:
         """End the window: its rows and who points to them. The next window begins empty."""
@@ -159,14 +190,16 @@ class Rows:
         self.window = Window(number=ended.number + 1)
         return self.table.take(), ended
 
-    def discard(self) -> None:
-        """End the window and forget it."""
-        self.window = Window(number=self.window.number + 1)
+    def discard(self) -> Window:
+        """End the window and forget what it held."""
+        ended = self.window
+        self.window = Window(number=ended.number + 1)
         self.table.discard()
+        return ended
 
-    def _touch(self, spot: Spot) -> None:
-        window = self.window
-        if spot.window != window.number:
-            spot.window = window.number
-            spot.parts = []
-            window.touched.setdefault(spot.phase, []).append((spot.id, spot.parts))
+    def _untouch(self, spot: Spot) -> None:
+        touched = self.window.touched[spot.phase]
+        touched.remove((spot.id, spot.parts))
+        if not touched:
+            del self.window.touched[spot.phase]
+        spot.window = -1

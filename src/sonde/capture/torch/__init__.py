@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from sonde.capture.plan import Plan, Schedule
 from sonde.capture.torch import naming, patches
 from sonde.capture.torch.optimizers import Optimizers
 from sonde.capture.torch.session import Capture
-from sonde.capture.torch.tables import Sketcher
 
 __all__ = ["Session", "check"]
 
@@ -24,14 +23,10 @@ __all__ = ["Session", "check"]
 def check(model: object, optimizer: object, plan: Plan) -> list[Optimizer]:
     """The optimizers as a list, or an error about what cannot be watched. Changes nothing."""
     if not isinstance(model, nn.Module):
-        raise SondeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
+        raise SondeError(f"`model` must be a torch.nn.Module, got {_described(model)}.")
     several = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
     optimizers = [_optimizer(o) for o in several if o is not None]
-    selected = any(plan.wants(path, module) for path, module in naming.modules(model)) or any(
-        plan.wants(f"{path}.{name}" if path else name, module)
-        for path, name, module, _ in naming.parameters(model)
-    )
-    if not selected:
+    if not _selects_any(model, plan):
         paths = [path for path, _ in naming.modules(model) if path]
         raise SondeError(
             f"`include` and `exclude` leave no module and no parameter of {type(model).__name__}. "
@@ -56,11 +51,10 @@ class Session:
     ) -> None:
         self.capture = Capture(model, plan, schedule, drain, step=step)
         self.has_optimizer = bool(optimizers)
-        self.every: Any = schedule
         self._optimizers = Optimizers(self.capture, optimizers)
         if not optimizers:
             self.capture.begun = self._optimizers.begin_by_hand
-        patches.listen(self)
+        patches.listen(self._optimizers)
         active.add(self.capture)
 
     @property
@@ -69,25 +63,48 @@ class Session:
         model = self.capture.model
         first = next(iter(model.parameters()), None) if model is not None else None
         device = first.device if first is not None else torch.device("cpu")
-        table: Sketcher = self.capture.rows_of(device).table  # type: ignore[assignment]
-        return table.kernel
+        return self.capture.recorder.table_on(device).kernel
+
+    def watches(self, model: object) -> bool:
+        """Whether this is the model, with or without a wrapper around it."""
+        if not isinstance(model, nn.Module):
+            return False
+        return naming.unwrapped(model) is self.capture.root
+
+    def log(
+        self, values: dict[str, Any], *, step: int | None, refuse: Callable[[str], None]
+    ) -> None:
+        """Numbers of a step. Tensors are not waited for; what is no number is refused."""
+        numbers: dict[str, float | Callable[[], float]] = {}
+        for name, value in values.items():
+            try:
+                numbers[name] = _number(value)
+            except Exception as error:
+                refuse(f"`{name}` was not logged: {error}")
+        if numbers:
+            self.capture.number(numbers, step=step)
 
     def end_by_hand(self) -> None:
         """`watch.step()`: the step ends now."""
         self._optimizers.end_by_hand()
 
-    def about_to_clip(self, parameters: Iterable[Tensor]) -> None:
-        self._optimizers.about_to_clip(parameters)
-
-    def scaler_stepped(self, optimizer: object) -> None:
-        if self.has_optimizer:
-            self._optimizers.scaler_stepped(optimizer)
-
     def close(self) -> None:
         active.discard(self.capture)
-        patches.forget(self)
+        patches.forget(self._optimizers)
         self._optimizers.close()
         self.capture.close()
+
+
+def _selects_any(model: nn.Module, plan: Plan) -> bool:
+    try:
+        return any(plan.wants(path, module) for path, module in naming.modules(model)) or any(
+            plan.wants_parameter(path, f"{path}.{name}" if path else name, module)
+            for path, name, module, _ in naming.parameters(model)
+        )
+    except Exception as error:
+        raise SondeError(
+            f"`include` or `exclude` raised {error!r}. A function there takes a path and a module."
+        ) from error
 
 
 def _optimizer(given: Any) -> Optimizer:
@@ -98,5 +115,24 @@ def _optimizer(given: Any) -> Optimizer:
     if isinstance(inner, Optimizer):
         return inner
     raise SondeError(
-        f"`optimizer` must be a torch.optim.Optimizer or a list, got {type(given).__name__}."
+        f"`optimizer` must be a torch.optim.Optimizer or a list of them, got {_described(given)}."
     )
+
+
+def _described(given: object) -> str:
+    return f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
+
+
+def _number(value: Any) -> float | Callable[[], float]:
+    """A number now, or later if it has to come from a device. `Any`: what a user logs."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(
+                f"it must be one number, got a tensor of shape {tuple(value.shape)}. "
+                f"Reduce it first, for example with .mean()."
+            )
+        if value.device.type == "cpu":
+            return float(value.detach())
+        kept = value.detach().clone()
+        return lambda: float(kept)
+    return float(value)

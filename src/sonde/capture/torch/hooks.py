@@ -1,8 +1,9 @@
-"""What hangs on a watched model: one pair of hooks per module, and hooks on tensors for gradients.
+"""What hangs on a watched model: a pair of hooks per module, and hooks on tensors for gradients.
 
 The hooks hold no state that training could feel. A copy of a watched model is not watched: copied
 or pickled, a hook turns into a method of the standard library that takes anything and does nothing,
-so a saved model loads where Sonde is not installed.
+so a saved model loads where Sonde is not installed. While a model is exported or traced by
+`torch.jit`, the hooks leave nothing in what is made of it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from sonde.capture.active import attach
 from sonde.capture.leaves import leaves
 from sonde.capture.rows import Spot
 from sonde.capture.torch import compiled
@@ -24,15 +26,17 @@ MAX_SLOTS: Final = 64
 
 
 def hang(tap: Tap, module: nn.Module) -> None:
-    """Put the pair of hooks on the module."""
-    tap.handles.append(module.register_forward_pre_hook(Enter(tap), with_kwargs=True))
-    tap.handles.append(module.register_forward_hook(Leave(tap)))
+    """Put the hooks on the module."""
+    if tap.enters:
+        tap.handles.append(module.register_forward_pre_hook(Enter(tap), with_kwargs=True))
+    # Called also when the module raises, so that we know it is no longer being called.
+    tap.handles.append(module.register_forward_hook(Leave(tap), always_call=tap.enters))
 
 
-def inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+def inputs(args: tuple[Any, ...], kwargs: dict[str, Any], limit: int) -> list[tuple[str, Any]]:
     """The tensors that a call was given: `0`, `1.key` by position, `mask` by name."""
-    found = leaves(args, Tensor, MAX_SLOTS)
-    return found + leaves(kwargs, Tensor, MAX_SLOTS - len(found)) if kwargs else found
+    found = leaves(args, Tensor, limit)
+    return found + leaves(kwargs, Tensor, limit - len(found)) if kwargs else found
 
 
 class _Hook:
@@ -58,7 +62,8 @@ class Enter(_Hook):
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         tap = self.tap
         if torch.compiler.is_compiling():
-            compiled.enter(tap, module.training, inputs(args, kwargs))
+            if not torch.compiler.is_exporting():
+                compiled.enter(tap, inputs(args, kwargs, MAX_SLOTS))
         elif not tap.owner.asleep:
             tap.owner.enter(tap, module, args, kwargs)
 
@@ -71,7 +76,8 @@ class Leave(_Hook):
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         tap = self.tap
         if torch.compiler.is_compiling():
-            compiled.leave(tap, module.training, leaves(output, Tensor, MAX_SLOTS))
+            if not torch.compiler.is_exporting():
+                compiled.leave(tap, leaves(output, Tensor, MAX_SLOTS))
         elif not tap.owner.asleep:
             tap.owner.leave(tap, module, output)
 
@@ -81,19 +87,15 @@ class GradHook:
 
     __slots__ = ("owner", "spots")
 
-    def __init__(self, owner: Owner, spot: Spot) -> None:
+    def __init__(self, owner: Owner) -> None:
         self.owner = owner
-        self.spots = [spot]
+        self.spots: list[Spot] = []
 
     def __call__(self, grad: Tensor) -> None:
         if not self.owner.asleep:
             self.owner.gradient(self.spots, grad)
 
 
-def current_backward() -> int:
-    """Number of the backward pass that is running in this thread, -1 outside of any.
-
-    A forward inside of a backward is a recomputation (activation checkpointing), to be counted
-    once. torch's own checkpointing asks the same way.
-    """
-    return torch._C._current_graph_task_id()
+compiled.stay_out_of(Enter.__call__.__code__)
+compiled.stay_out_of(Leave.__call__.__code__)
+compiled.stay_out_of(attach.__code__)

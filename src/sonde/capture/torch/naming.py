@@ -1,16 +1,24 @@
-"""Canonical names: what a module or parameter is called when no wrapper stands in between."""
+"""Canonical names: what a module or parameter is called when no wrapper stands in between.
+
+`Structure` keeps the names of a model and notices when the model was changed. Nothing here keeps a
+module or a parameter alive.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
+from weakref import ref
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 _TRANSPARENT: Final = frozenset(
     {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
 )
 """Attributes under which compile, FSDP, checkpoint wrappers and Fabric keep the real module."""
+
+_PARALLEL: Final = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -46,19 +54,82 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def parameters(model: nn.Module) -> Iterator[tuple[str, str, nn.Module, nn.Parameter]]:
-    """Every parameter once: path of its owner, its own name, its owner, itself."""
+    """Every parameter once: path of its owner, its own name, its owner, itself.
+
+    A tied parameter goes by the first of its names. One that a lazy module has yet to make is left
+    out.
+    """
     met: set[int] = set()
     for path, module in modules(model):
         for name, parameter in module._parameters.items():
-            if parameter is not None and id(parameter) not in met:
-                met.add(id(parameter))
-                yield path, name, module, parameter
+            if parameter is None or id(parameter) in met or is_lazy(parameter):
+                continue
+            met.add(id(parameter))
+            yield path, name, module, parameter
+
+
+class Named(NamedTuple):
+    """A parameter and where it lives."""
+
+    path: str
+    name: str
+    module: ref[nn.Module]
+    ref: ref[nn.Parameter]
+
+    @property
+    def full(self) -> str:
+        return f"{self.path}.{self.name}" if self.path else self.name
+
+
+class Structure:
+    """The modules and parameters of a model by name, as they were when last looked at.
+
+    `version` is another one whenever something had changed.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.version = 0
+        self.modules: list[tuple[str, ref[nn.Module]]] = []
+        self.parameters: list[Named] = []
+        self._model = ref(model)
+        self._is_stale = True
+        self._wrappers: list[ref[nn.Module]] = []
+        self._print: list[int] = []
+
+    def refresh(self) -> None:
+        """Look whether the model has changed, and at all of it if so."""
+        model = self._model()
+        if model is None or (not self._is_stale and self._fingerprint() == self._print):
+            return
+        self.version += 1
+        # A parameter that is still to be made keeps its identity when it is.
+        self._is_stale = any(is_lazy(p) for p in model.parameters())
+        self.modules = [(path, ref(m, self._died)) for path, m in modules(model)]
+        self.parameters = [
+            Named(path, name, ref(module), ref(p, self._died))
+            for path, name, module, p in parameters(model)
+        ]
+        self._wrappers = [ref(m, self._died) for m in model.modules() if _wrapped(m) is not None]
+        self._print = self._fingerprint()
+
+    def _fingerprint(self) -> list[int]:
+        """Who holds whom, in numbers. Numbers are used again only after a death, which is told."""
+        print_: list[int] = []
+        held = [m for _, r in self.modules if (m := r()) is not None]
+        held += [m for r in self._wrappers if (m := r()) is not None]
+        for module in held:
+            print_ += map(id, module._modules.values())
+            print_ += map(id, module._parameters.values())
+        return print_
+
+    def _died(self, _reference: object) -> None:
+        self._is_stale = True
 
 
 def _wrapped(module: nn.Module) -> nn.Module | None:
     for name, child in module._modules.items():
         if name in _TRANSPARENT and child is not None:
             return child
-    if type(module).__name__ in ("DataParallel", "DistributedDataParallel"):
+    if isinstance(module, _PARALLEL):
         return module._modules.get("module")
     return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -22,10 +22,13 @@ from torch.nn.utils import clip_grad
 class Listener(Protocol):
     """Who wants to hear."""
 
-    def about_to_clip(self, parameters: Iterable[Tensor]) -> None:
+    def about_to_clip(self, parameters: Sequence[Tensor]) -> None:
         """Gradients of these parameters are about to be scaled down."""
 
-    def scaler_stepped(self, optimizer: object) -> None:
+    def scaler_begins(self, optimizer: object) -> None:
+        """`GradScaler.step(optimizer)` was called."""
+
+    def scaler_ended(self, optimizer: object) -> None:
         """`GradScaler.step(optimizer)` returned; the optimizer may or may not have stepped."""
 
 
@@ -73,9 +76,11 @@ def _install() -> None:
 
         @functools.wraps(step)
         def step_and_tell(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            for listener in list(_LISTENERS):
+                listener.scaler_begins(optimizer)
             result = step(self, optimizer, *args, **kwargs)
             for listener in list(_LISTENERS):
-                listener.scaler_stepped(optimizer)
+                listener.scaler_ended(optimizer)
             return result
 
         scaler.step = step_and_tell

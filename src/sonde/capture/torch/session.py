@@ -1,12 +1,16 @@
-"""Capture of a PyTorch model: from what its hooks see to rows, windows and steps.
+"""Capture of a PyTorch model: from what its hooks see to sketches of steps.
 
 One `Capture` watches one model and the optimizers that train it. Forward hooks see inputs and
 outputs, tensor hooks their gradients, optimizer hooks the parameters, their gradients, what the
 optimizer changed, and its state. The state machine is small:
 
-- A *pass* is one outermost call of the model. Calls of a module are numbered within a pass.
+- A *pass* is one outermost call of the model, or of a part of it that is called by itself. Calls of
+  a module are numbered within a pass. The mode of the model says which phase a pass belongs to.
 - A *step* is one optimizer update. All passes since the last one belong to it.
 - `asleep` is what the hooks check first: true when the coming step is not recorded.
+
+The gradient of a tensor is that of the loss with respect to it, over all its uses, as
+`retain_grad()` would give it; each time that it is computed counts.
 
 No exception of ours leaves a hook: it is reported once, counted, and that spot is switched off.
 """
@@ -15,6 +19,7 @@ from __future__ import annotations
 
 import threading
 import time
+from _thread import get_ident
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,70 +27,71 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 
-from sonde.capture.drain import Drain, End, Numbers, Part
+from sonde.capture.drain import Drain, Numbers
 from sonde.capture.leaves import leaves
 from sonde.capture.plan import Plan, Schedule
-from sonde.capture.rows import Row, Rows, Spot
-from sonde.capture.torch import naming
-from sonde.capture.torch.hooks import MAX_SLOTS, GradHook, current_backward, hang, inputs
-from sonde.capture.torch.tables import Sketcher, table_for
-from sonde.capture.torch.tap import Tap
-from sonde.kernels.torch import Unsupported, name_of
-from sonde.record import Event, Kind, Level, SiteInfo
+from sonde.capture.rows import Spot
+from sonde.capture.torch import compiled, naming
+from sonde.capture.torch.hooks import MAX_SLOTS, GradHook, hang, inputs
+from sonde.capture.torch.passes import (
+    Checkpoints,
+    Leaves,
+    Pass,
+    current_backward,
+    is_inside_call_of,
+    pop,
+)
+from sonde.capture.torch.recorder import Recorder, Tables
+from sonde.capture.torch.tables import table_for
+from sonde.capture.torch.tap import Tap, is_plain
+from sonde.capture.torch.troubles import Troubles
+from sonde.record import Kind
 
-MAX_ROWS = 1 << 16
-"""Rows per device, 1 GiB: sites beyond are skipped and counted."""
-
-
-class _Seen:
-    """A tensor met in this pass: the row that holds it, the hook on its gradient."""
-
-    __slots__ = ("grad", "ref", "row", "version")
-
-    def __init__(self, x: Tensor, version: int) -> None:
-        self.ref = ref(x)
-        self.version = version
-        self.row: Row | None = None
-        self.grad: GradHook | None = None
+_MODULE_KINDS = frozenset({"input", "output", "input_grad", "output_grad"})
 
 
 class Capture:
     """Watches a model; hands what it sees to a drain."""
 
     def __init__(
-        self, model: nn.Module, plan: Plan, schedule: Schedule, drain: Drain, *, step: int = 0
+        self,
+        model: nn.Module,
+        plan: Plan,
+        schedule: Schedule,
+        drain: Drain,
+        *,
+        step: int = 0,
+        tables: Tables = table_for,
     ) -> None:
         self.plan = plan
         self.drain = drain
         self.step = step
-        self.between = True
-        self.phase = "train"
-        self.on = False
+        self.lock = threading.RLock()
+        self.troubles = Troubles(drain, strict=plan.strict)
+        self.recorder = Recorder(drain, self.troubles, tables)
+        self.structure = naming.Structure(model)
+        self.begun: Callable[[], None] = lambda: None
         self.asleep = False
+        self.is_closed = False
         self.spent_ns = 0
-        self.skipped: dict[tuple[str, str], int] = {}
-        self.failures: dict[str, str] = {}
         self.dropped_steps = 0
         self.recorded_steps = 0
-        self.warn: Callable[[str], None] = lambda _text: None
-        self.begun: Callable[[], None] = lambda: None
+        self._first_step = step
         self._model = ref(model)
+        self._root = ref(naming.unwrapped(model))
         self._schedule = schedule
+        self._between = True
         self._recording = False
         self._forced: str | None = None
         self._paused = 0
-        self._dropping = False
-        self._devices: dict[torch.device, Rows] = {}
+        self._phase = "train"
+        self._version = -1
         self._taps: dict[int, Tap] = {}
-        self._stacks: dict[int, list[tuple[Tap, int]]] = {}
-        self._seen: dict[int, _Seen] = {}
-        self._handles: list[Any] = []
-        self._passed = 0
-        self._new_sites: list[SiteInfo] = []
-        self._next_id = 0
-        self._ids: dict[tuple[Any, ...], int] = {}
-        self._lock = threading.RLock()
+        self._passes: dict[int, Pass] = {}
+        self._leaves = Leaves()
+        self._checkpoints = Checkpoints()
         self._begin()
         self.scan()
 
@@ -96,15 +102,26 @@ class Capture:
         return self._model()
 
     @property
+    def root(self) -> nn.Module | None:
+        """The model without wrappers."""
+        return self._root()
+
+    @property
     def recording(self) -> bool:
         """Whether the current step is recorded, now."""
         return self._recording and not self._paused
 
+    @property
+    def label(self) -> int:
+        """The step that something seen now belongs to: the last one until the next pass begins."""
+        return self.step - 1 if self._between and self.step > self._first_step else self.step
+
     def reschedule(self, schedule: Schedule) -> None:
-        """Use another schedule from the next decision on."""
-        self._schedule = schedule
-        if self.between:
-            self._begin()
+        """Use another schedule: at once between steps, else from the next step on."""
+        with self.lock:
+            self._schedule = schedule
+            if self._between:
+                self._begin()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -120,60 +137,54 @@ class Capture:
     @contextmanager
     def in_phase(self, name: str) -> Iterator[None]:
         """Record the passes inside under this phase, whatever the schedule says."""
-        before, self._forced = self._forced, name
-        self._hand_over()
-        self._settle()
+        before = self._forced
+        self._switch(name)
         try:
             yield
         finally:
-            self._hand_over()
-            self._forced = before
-            self._settle()
-
-    @property
-    def label(self) -> int:
-        """The step that something seen now belongs to: the last one until the next pass begins."""
-        return max(self.step - 1, 0) if self.between else self.step
+            self._switch(before)
 
     def close(self) -> None:
         """Hand over what is left and take every hook off."""
-        self._hand_over()
-        self.drain.put(End(self.step))
-        self._tell_skipped()
-        for tap in self._taps.values():
-            tap.remove()
-        self._taps.clear()
-        self._release_handles()
-        self.asleep = True
-        self.on = False
+        with self.lock:
+            if self.is_closed:
+                return
+            self.is_closed = self.asleep = True
+            for tap in self._taps.values():
+                tap.remove()
+            self._taps.clear()
+            self._leaves.clear()
+            self.recorder.hand_over(self._step_of)
+            self.recorder.end_phases(besides="")
+            self.troubles.tell_the_rest()
 
     def forked(self) -> None:
         """Be silent for ever: the process is a fork of the one that records."""
-        self._paused = 1 << 30
-        self._settle()
+        self.is_closed = self.asleep = True
 
     def scan(self) -> None:
         """Hook the modules that are new, let go of those that are gone."""
-        model = self._model()
-        if model is None:
+        self.structure.refresh()
+        if self._version == self.structure.version:
             return
-        wanted = self.plan.kinds & {"input", "output", "input_grad", "output_grad"}
+        self._version = self.structure.version
         present: set[int] = set()
-        root = naming.unwrapped(model)
-        for path, module in naming.modules(model):
-            selected = self.plan.wants(path, module)
-            if not selected and module is not root:
+        root = self._root()
+        for path, reference in self.structure.modules:
+            module = reference()
+            if module is None or not self._is_concerned(path, module, root):
                 continue
             present.add(id(module))
             tap = self._taps.get(id(module))
-            if tap is None or tap.module() is not module:
-                kinds = wanted if selected else frozenset()
-                tap = Tap(self, path, module, kinds, is_root=module is root)
-                hang(tap, module)
-                self._taps[id(module)] = tap
-            elif tap.path != path:
-                tap.path = path
-                tap.spots.clear()
+            if tap is not None and tap.module() is module and tap.path == path:
+                continue
+            if tap is not None:
+                tap.remove()
+            selected = self.plan.wants(path, module)
+            kinds = self.plan.kinds & _MODULE_KINDS if selected else frozenset()
+            tap = Tap(self, path, module, kinds, selected=selected, is_root=module is root)
+            hang(tap, module)
+            self._taps[id(module)] = tap
         for key in [k for k in self._taps if k not in present]:
             self._taps.pop(key).remove()
 
@@ -182,39 +193,20 @@ class Capture:
     def enter(self, tap: Tap, module: nn.Module, args: Any, kwargs: Any) -> None:
         began = time.perf_counter_ns()
         try:
-            if current_backward() != -1:
-                return
-            stack = self._stack()
-            if tap.is_root:
-                stack.clear()
-            if not stack:
-                self._start_pass(module)
-            call = tap.next_call(self._passed)
-            stack.append((tap, call))
-            if self.on and tap.kinds & {"input", "input_grad"}:
-                for slot, x in inputs(args, kwargs):
-                    self._value(tap, "input", call, slot, x)
-                    self._watch_gradient(tap, "input_grad", call, slot, x)
+            with self.lock:
+                self._enter(tap, module, args, kwargs)
         except Exception as error:
-            self._failed(f"{tap.path}/input", error)
+            self._tap_failed(tap, error)
         finally:
             self.spent_ns += time.perf_counter_ns() - began
 
     def leave(self, tap: Tap, module: nn.Module, output: Any) -> None:
         began = time.perf_counter_ns()
         try:
-            task = current_backward()
-            if task != -1:
-                self._recomputed(tap, task, output)
-                return
-            call = self._pop(tap)
-            if call < 0 or not self.on or not tap.kinds & {"output", "output_grad"}:
-                return
-            for slot, x in leaves(output, Tensor, MAX_SLOTS):
-                self._value(tap, "output", call, slot, x)
-                self._watch_gradient(tap, "output_grad", call, slot, x)
+            with self.lock:
+                self._leave(tap, module, output)
         except Exception as error:
-            self._failed(f"{tap.path}/output", error)
+            self._tap_failed(tap, error)
         finally:
             self.spent_ns += time.perf_counter_ns() - began
 
@@ -223,315 +215,283 @@ class Capture:
             return
         began = time.perf_counter_ns()
         try:
-            with self._lock:
-                first = None
+            with self.lock:
+                row = None
                 for spot in spots:
-                    first = self._add(spot, grad, first)
+                    row = self.recorder.add(spot, grad, row)
         except Exception as error:
-            self._failed(spots[0].site.name, error)
+            self.troubles.failed(spots[0].site.name, error)
         finally:
             self.spent_ns += time.perf_counter_ns() - began
 
-    def compiled(
-        self, tap: Tap, kind: Kind, call: int, slot: str, x: Tensor, *, training: bool
-    ) -> None:
+    def compiled(self, tap: Tap, kind: Kind, call: int, slot: str, x: Tensor) -> None:
         """A tap in compiled code ran: what an eager hook does, without telling tensors apart.
 
         Generated code writes new values into buffers without any trace of it, so a tensor met
-        twice is read twice.
+        twice is read twice. A part of the model that is computed again in backward counts once.
         """
         began = time.perf_counter_ns()
         try:
-            with self._lock:
-                is_gradient = kind.endswith("_grad")
-                if not is_gradient:
-                    self._compiled_pass(training)
-                if (self._recording or self._forced) if is_gradient else self.on:
-                    spot = self.spot(tap.spots, kind, tap.path, call, slot, tap.type)
-                    if not spot.off:
-                        self._add(spot, x, None)
+            with self.lock:
+                at = self._pass()
+                if kind.endswith("_grad"):
+                    wanted = self._recording or self._forced is not None
+                else:
+                    wanted = current_backward() == -1 and self._in_compiled_pass(at)
+                if wanted and not self._too_many(tap, call):
+                    self.recorder.add(self._spot(tap, kind, call, slot, at.phase), x)
         except Exception as error:
-            self._failed(f"{tap.path}/{kind}", error)
+            self._tap_failed(tap, error)
         finally:
             self.spent_ns += time.perf_counter_ns() - began
 
-    def attach(self, x: Tensor, name: str) -> None:
+    def attach(self, x: Any, name: str) -> None:
         """A tensor was given a name inside of the forward of a watched module."""
-        if self.asleep or not self.on or not isinstance(x, Tensor):
+        if torch.compiler.is_compiling():
+            if isinstance(x, Tensor) and not torch.compiler.is_exporting():
+                compiled.attach(self, x, name)
             return
-        stack = self._stack()
-        if not stack:
+        if self.asleep or not isinstance(x, Tensor):
+            return
+        at = self._pass()
+        is_redone = current_backward() != -1
+        stack = at.redone if is_redone else at.stack
+        if not stack or at.is_outside or not self._wants(at.phase):
             return
         tap, call = stack[-1]
         try:
-            self._value(tap, "attach", call, name, x)
-            self._watch_gradient(tap, "attach_grad", call, name, x)
+            with self.lock:
+                if not tap.selected or self._too_many(tap, call):
+                    return
+                if "attach" in self.plan.kinds and not is_redone:
+                    self._value(tap, at, "attach", call, name, x)
+                if "attach_grad" in self.plan.kinds:
+                    self._watch_gradient(tap, at, "attach_grad", call, name, x)
         except Exception as error:
-            self._failed(f"{tap.path}/attach/{name}", error)
+            self._tap_failed(tap, error)
 
     def number(
         self,
-        values: dict[str, Any],
+        values: dict[str, float | Callable[[], float]],
         *,
         step: int | None = None,
         phase: str | None = None,
         module: str | None = None,
     ) -> None:
-        """Scalars of this step (or of the given one); tensors are not waited for."""
+        """Scalars of this step (or of the given one)."""
         label = self.label if step is None else step
         names = list(values)
+        where = [module] * len(names)
         self.drain.put(
-            Numbers(
-                label,
-                phase or self._forced or "train",
-                names,
-                [module] * len(names),
-                [_number(v, n) for n, v in values.items()],
-            )
+            Numbers(label, phase or self._forced or "train", names, where, list(values.values()))
         )
 
     # -- steps ---------------------------------------------------------------------------------
 
-    def end_step(self, *, skipped: bool = False) -> None:
+    def end_step(self) -> None:
         """The step is over: hand its rows to the drain and decide about the next one."""
-        recorded = self._recording
-        self._hand_over()
-        if recorded:
-            self.recorded_steps += 1
-            self.drain.put(End(self.step, dropped=self._dropping))
-            if self._dropping:
-                self.dropped_steps += 1
-                self.report("dropped", "the drain could not keep up", level="warning")
-            if skipped:
-                self.report("update_skipped", "the optimizer was not run: gradients not finite")
-        self._dropping = False
-        self.step += 1
-        self.between = True
-        self._stacks.clear()
-        self._release_handles()
-        self._begin()
+        with self.lock:
+            if self.is_closed:
+                return
+            if self._recording:
+                self.recorder.hand_over(self._step_of)
+                self.recorded_steps += 1
+                if not self.recorder.end("train", self.step):
+                    self.dropped_steps += 1
+                    self.troubles.tell("dropped", "the drain could not keep up", level="warning")
+            self.step += 1
+            self.troubles.step = self.step
+            self._between = True
+            here = get_ident()
+            self._passes = {i: p for i, p in self._passes.items() if p.stack and i != here}
+            self._checkpoints.clear()
+            self._leaves.clear()
+            self._begin()
 
-    def report(self, code: str, message: str, *, where: str = "", level: Level = "info") -> None:
-        """Put an event about the recording into the run."""
-        self.drain.put(Event(code, message, where=where, step=self.step, level=level))
-
-    def rows_of(self, device: torch.device) -> Rows:
-        """The rows on that device."""
-        rows = self._devices.get(device)
-        if rows is None:
-            rows = self._devices[device] = Rows(table_for(device), MAX_ROWS)
-        return rows
-
-    def spot(
-        self,
-        spots: dict[tuple[Any, ...], Spot],
-        kind: Kind,
-        path: str,
-        call: int,
-        slot: str,
-        type_: str,
-    ) -> Spot:
-        """The spot of that site in the current phase."""
-        key = (kind, call, slot, self.phase)
-        found = spots.get(key)
-        if found is None:
-            found = spots[key] = Spot(kind, path, call, slot, type_, self.phase)
-        return found
-
-    def declare(self, spot: Spot, x: Tensor, rows: Rows) -> None:
-        """Give the spot the id of its site with this tensor's dtype; declare it when it is new."""
-        spot.dtype = x.dtype
-        if spot.rows is not rows:
-            spot.rows, spot.own, spot.window = rows, [], -1
-        site = spot.site
-        key = (site, x.dtype)
-        known = self._ids.get(key)
-        if known is None:
-            known = self._ids[key] = self._next_id
-            self._next_id += 1
-            shape = tuple(x.shape)
-            self._new_sites.append(SiteInfo(known, site, name_of(x.dtype), shape, spot.module_type))
-        spot.id = known
-
-    def skip(self, where: str, reason: str) -> None:
-        """Count something that could not be recorded, by place and reason."""
-        key = (where, reason)
-        if key not in self.skipped:
-            self.report("skipped", reason, where=where)
-        self.skipped[key] = self.skipped.get(key, 0) + 1
-
-    # -- inside --------------------------------------------------------------------------------
+    # -- passes --------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         try:
             self._recording = bool(self._schedule(self.step))
         except Exception as error:
             self._recording = False
-            self._failed("every", error)
+            self.troubles.failed("every", error)
         self._settle()
 
     def _settle(self) -> None:
         """Work out whether hooks have anything to do before the next step ends."""
         idle = not self._recording and self._forced is None
-        self.asleep = bool(self._paused) or (idle and not self.between)
-        self.on = not self._paused and self._wanted(self.phase)
+        self.asleep = self.is_closed or self._paused > 0 or (idle and not self._between)
 
-    def _wanted(self, phase: str) -> bool:
-        if self._forced is not None:
-            return True
-        return self._recording and phase in self.plan.phases
+    def _switch(self, forced: str | None) -> None:
+        with self.lock:
+            self.recorder.hand_over(self._step_of)
+            self.recorder.end_phases(besides="train")
+            self._forced = forced
+            self._settle()
 
-    def _start_pass(self, module: nn.Module) -> None:
-        self._begin_pass(self._forced or ("train" if module.training else "eval"))
+    def _wants(self, phase: str) -> bool:
+        """Whether values of that phase are recorded now."""
+        if self._paused or self.is_closed:
+            return False
+        return self._forced is not None or (self._recording and phase in self.plan.phases)
 
-    def _begin_pass(self, phase: str) -> None:
-        self._passed += 1
-        if phase != self.phase or any(r.window.has_shared for r in self._devices.values()):
-            self._hand_over()
-        self.phase = phase
-        self._seen.clear()
-        if phase == "train" and self.between:
-            self.between = False
+    def _step_of(self, phase: str) -> int:
+        return self.step if phase == "train" else self.label
+
+    def _pass(self) -> Pass:
+        here = get_ident()
+        found = self._passes.get(here)
+        if found is None:
+            found = self._passes[here] = Pass()
+        return found
+
+    def _start_pass(self, at: Pass) -> None:
+        root = self._root()
+        phase = self._forced or ("train" if root is None or root.training else "eval")
+        if phase != self._phase or self.recorder.has_shared:
+            self.recorder.hand_over(self._step_of)
+            if phase != self._phase:
+                self.recorder.end_phases(besides="train")
+        self._phase = phase
+        at.begin(phase)
+        if phase == "train" and self._between:
+            self._between = False
+            self._settle()
             if self._recording:
                 self.scan()
-            self._settle()
-            self.begun()
-        self._settle()
+                self.begun()
 
-    def _compiled_pass(self, training: bool) -> None:
-        """Compiled code runs no hooks at its entry: a pass is noticed by the first tap in it."""
-        phase = self._forced or ("train" if training else "eval")
-        if phase != self.phase or (self.between and phase == "train"):
-            self._begin_pass(phase)
+    def _in_compiled_pass(self, at: Pass) -> bool:
+        """Where all of a model is compiled into one, a pass is noticed by the first tap in it."""
+        if not at.stack:
+            root = self._root()
+            phase = self._forced or ("train" if root is None or root.training else "eval")
+            if phase != at.phase or phase != self._phase or (self._between and phase == "train"):
+                self._start_pass(at)
+        return self._wants(at.phase)
 
-    def _hand_over(self) -> None:
-        """Give the rows filled so far to the drain, or drop the step when it cannot take them."""
-        step = self.step if self.phase == "train" else self.label
-        for rows in self._devices.values():
-            if not rows.window.touched:
-                continue
-            if self._dropping or not self.drain.has_room:
-                rows.discard()
-                self._dropping = True
-                continue
-            filled, window = rows.take()
-            sites, self._new_sites = self._new_sites, []
-            self.drain.put(Part(step, self.phase, filled, window, sites))
-        self._seen.clear()
+    # -- modules -------------------------------------------------------------------------------
 
-    def _stack(self) -> list[tuple[Tap, int]]:
-        return self._stacks.setdefault(threading.get_ident(), [])
+    def _is_concerned(self, path: str, module: nn.Module, root: nn.Module | None) -> bool:
+        """Whether a module needs hooks: selected, or needed to know where an attached tensor is."""
+        if module is root or self.plan.wants(path, module):
+            return True
+        return bool(self.plan.kinds & {"attach", "attach_grad"}) and not is_plain(module)
 
-    def _pop(self, tap: Tap) -> int:
-        """The call that ends; calls above it never returned (an exception was caught)."""
-        stack = self._stack()
-        while stack:
-            top, call = stack.pop()
-            if top is tap:
-                return call
-        return -1
-
-    def _recomputed(self, tap: Tap, task: int, output: Any) -> None:
-        """A recomputation: its values were seen, but reentrant checkpointing has gradients here."""
-        if not self.on or "output_grad" not in tap.kinds:
+    def _enter(self, tap: Tap, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if _is_foreign(tap, module):
             return
-        call = tap.next_redone(task)
-        for slot, x in leaves(output, Tensor, MAX_SLOTS):
-            self._watch_gradient(tap, "output_grad", call, slot, x)
+        at = self._pass()
+        if current_backward() != -1:
+            self._redo(tap, at)
+            return
+        if not at.stack or (tap.is_root and not is_inside_call_of(module)):
+            if isinstance(module, ParametrizationList):
+                at.stack.append((tap, -1))  # somebody looks at a parametrized weight
+                return
+            self._start_pass(at)
+        call = -1 if at.is_outside else at.next_call(tap)
+        at.stack.append((tap, call))
+        if call < 0 or not self._wants(at.phase):
+            return
+        self._checkpoints.forward(tap, call)
+        if (tap.input or tap.input_grad) and not self._too_many(tap, call):
+            found = inputs(args, kwargs, MAX_SLOTS + 1)
+            for slot, x in self._limited(tap, found):
+                if tap.input:
+                    self._value(tap, at, "input", call, slot, x)
+                if tap.input_grad:
+                    self._watch_gradient(tap, at, "input_grad", call, slot, x)
 
-    def _value(self, tap: Tap, kind: Kind, call: int, slot: str, x: Tensor) -> None:
-        if kind not in self.plan.kinds or (kind in ("input", "output") and kind not in tap.kinds):
+    def _leave(self, tap: Tap, module: nn.Module, output: Any) -> None:
+        if _is_foreign(tap, module):
             return
-        if call >= self.plan.max_calls:
-            self.skip(tap.path or ".", f"more than max_calls={self.plan.max_calls} calls per pass")
+        at = self._pass()
+        is_redone = current_backward() != -1
+        if is_redone:
+            if not tap.enters:
+                self._redo(tap, at)
+            call = pop(at.redone, tap)
+        elif tap.enters:
+            call = pop(at.stack, tap)
+        else:
+            call = self._enter_and_leave(tap, at)
+        wanted = tap.output or tap.output_grad
+        if call < 0 or not wanted or not self._wants(at.phase) or self._too_many(tap, call):
             return
-        spot = self.spot(tap.spots, kind, tap.path, call, slot, tap.type)
+        for slot, x in self._limited(tap, leaves(output, Tensor, MAX_SLOTS + 1)):
+            if tap.output and not is_redone:
+                self._value(tap, at, "output", call, slot, x)
+            if tap.output_grad:
+                self._watch_gradient(tap, at, "output_grad", call, slot, x)
+
+    def _enter_and_leave(self, tap: Tap, at: Pass) -> int:
+        """A module with one hook was called: what entering would have done."""
+        if not at.stack:
+            self._start_pass(at)
+        if at.is_outside:
+            return -1
+        call = at.next_call(tap)
+        self._checkpoints.forward(tap, call)
+        return call
+
+    def _redo(self, tap: Tap, at: Pass) -> None:
+        """A module is called again in backward. Its values were seen, but where the first call was
+        without gradients (reentrant checkpointing) those are to be had only now."""
+        call = self._checkpoints.backward(tap)
+        if call is not None:
+            at.redone.append((tap, call))
+
+    def _limited(self, tap: Tap, found: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+        if len(found) > MAX_SLOTS:
+            self.troubles.skip(tap.path or ".", f"more than {MAX_SLOTS} tensors in one call")
+            del found[MAX_SLOTS:]
+        return found
+
+    def _too_many(self, tap: Tap, call: int) -> bool:
+        if call < self.plan.max_calls:
+            return False
+        limit = self.plan.max_calls
+        self.troubles.skip(tap.path or ".", f"more than max_calls={limit} calls per pass")
+        return True
+
+    # -- tensors -------------------------------------------------------------------------------
+
+    def _spot(self, tap: Tap, kind: Kind, call: int, slot: str, phase: str) -> Spot:
+        key = (kind, call, slot, phase)
+        found = tap.spots.get(key)
+        if found is None:
+            found = tap.spots[key] = Spot(kind, tap.path, call, slot, tap.type, phase)
+        return found
+
+    def _value(self, tap: Tap, at: Pass, kind: Kind, call: int, slot: str, x: Tensor) -> None:
+        seen = at.look(x)
+        seen.row = self.recorder.add(self._spot(tap, kind, call, slot, at.phase), x, seen.row)
+
+    def _watch_gradient(
+        self, tap: Tap, at: Pass, kind: Kind, call: int, slot: str, x: Tensor
+    ) -> None:
+        if not x.requires_grad:
+            return
+        spot = self._spot(tap, kind, call, slot, at.phase)
         if spot.off:
             return
-        with self._lock:
-            seen = self._look(x)
-            seen.row = self._add(spot, x, seen.row)
-
-    def _watch_gradient(self, tap: Tap, kind: Kind, call: int, slot: str, x: Tensor) -> None:
-        if kind not in self.plan.kinds or not x.requires_grad or call >= self.plan.max_calls:
-            return
-        if kind in ("input_grad", "output_grad") and kind not in tap.kinds:
-            return
-        spot = self.spot(tap.spots, kind, tap.path, call, slot, tap.type)
-        if spot.off:
-            return
-        seen = self._look(x)
-        if seen.grad is not None:
-            seen.grad.spots.append(spot)
-            return
-        seen.grad = GradHook(self, spot)
-        handle = x.register_hook(seen.grad)
         if x.grad_fn is None:
-            self._handles.append(handle)  # a leaf outlives the step: the hook must not
-
-    def _look(self, x: Tensor) -> _Seen:
-        """What is known of this very tensor, unchanged since; else a fresh entry."""
-        version = -1 if x.is_inference() else x._version
-        seen = self._seen.get(id(x))
-        if seen is None or seen.version != version or seen.ref() is not x:
-            seen = self._seen[id(x)] = _Seen(x, version)
-        return seen
-
-    def _add(self, spot: Spot, x: Tensor, row: Row | None) -> Row | None:
-        """Sketch `x` at the spot, or point to the row that already holds it; the row that does."""
-        rows = self.rows_of(x.device)
-        if spot.dtype is not x.dtype or spot.rows is not rows:
-            self.declare(spot, x, rows)
-        if row is not None and rows.share(spot, row):
-            return row
-        if x.numel() == 0:
-            rows.touch(spot)
-            return None
-        opened = rows.open_row(spot)
-        if opened is None:
-            self.skip(spot.site.name, f"more than {rows.limit} rows on {x.device}")
-            return None
-        table: Sketcher = rows.table  # type: ignore[assignment]
-        try:
-            table.add(opened.index, x)
-        except Unsupported as reason:
-            spot.off = True
-            rows.undo(spot, opened)
-            self.skip(spot.site.name, str(reason))
-            return None
-        return opened
-
-    def _failed(self, where: str, error: Exception) -> None:
-        """Report an error of ours once; training goes on."""
-        if self.plan.strict:
-            raise error
-        if where in self.failures:
+            self._leaves.watch(x, spot, self)
             return
-        self.failures[where] = repr(error)
-        self.report("failed", repr(error), where=where, level="error")
-        self.warn(f"recording `{where}` failed and goes on without it: {error!r}")
+        seen = at.look(x)
+        if seen.grad is None:
+            seen.grad = GradHook(self)
+            x.register_hook(seen.grad)
+        seen.grad.spots.append(spot)
 
-    def _release_handles(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-
-    def _tell_skipped(self) -> None:
-        for (where, reason), count in self.skipped.items():
-            if count > 1:
-                self.drain.put(Event("skipped", reason, where=where, step=self.step, count=count))
+    def _tap_failed(self, tap: Tap, error: Exception) -> None:
+        tap.switch_off()
+        self.troubles.failed(tap.path or ".", error)
 
 
-def _number(value: Any, name: str) -> float | Callable[[], float]:
-    """A number now, or later if it has to come from a device. `Any`: what a user logs."""
-    if isinstance(value, Tensor):
-        if value.numel() != 1:
-            raise ValueError(
-                f"`{name}` must be one number, got a tensor of shape {tuple(value.shape)}. "
-                f"Reduce it first, for example with .mean()."
-            )
-        if value.device.type == "cpu":
-            return float(value.detach())
-        kept = value.detach().clone()
-        return lambda: float(kept)
-    return float(value)
+def _is_foreign(tap: Tap, module: nn.Module) -> bool:
+    """Whether the module only borrowed our hook: a shallow copy, unlike a replica of
+    `DataParallel`."""
+    return tap.module() is not module and not getattr(module, "_is_replica", False)

@@ -64,6 +64,7 @@ class HostTable:
     """Rows in host memory, filled by the fused C pass."""
 
     kernel = "c"
+    can_take = True
 
     def __init__(self) -> None:
         self._rows = row.new_table(_FIRST_ROWS)
@@ -143,6 +144,7 @@ class PlainTable:
     """Rows on any device, filled by plain torch operations."""
 
     kernel = "torch"
+    can_take = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

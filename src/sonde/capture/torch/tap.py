@@ -7,6 +7,7 @@ from weakref import ref
 
 from torch import Tensor, nn
 
+from sonde.capture.plan import Plan
 from sonde.capture.rows import Spot
 from sonde.record import Kind
 
@@ -15,66 +16,77 @@ class Owner(Protocol):
     """The capture that hooks report to."""
 
     asleep: bool
+    plan: Plan
 
     def enter(self, tap: Tap, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A module was called, in eager mode, while something may have to be recorded."""
 
     def leave(self, tap: Tap, module: nn.Module, output: Any) -> None:
-        """A module returned."""
+        """A module returned, or raised an exception: then the output is None."""
 
     def gradient(self, spots: list[Spot], grad: Tensor) -> None:
         """The gradient of a tensor that was seen at these spots is known."""
 
-    def compiled(
-        self, tap: Tap, kind: Kind, call: int, slot: str, x: Tensor, *, training: bool
-    ) -> None:
+    def compiled(self, tap: Tap, kind: Kind, call: int, slot: str, x: Tensor) -> None:
         """A tap in compiled code ran."""
 
 
 class Tap:
-    """One watched module: its path, what is wanted of it, its calls and its spots."""
+    """One watched module: its path, what is wanted of it, its spots.
+
+    `enters` is false for a module of torch's own without children, of which only outputs are
+    wanted: one hook is enough for it.
+    """
 
     __slots__ = (
-        *("__weakref__", "calls", "handles", "is_root", "kinds", "module", "owner"),
-        *("passed", "path", "redone", "spots", "traced", "type"),
+        *("__weakref__", "enters", "handles", "input", "input_grad", "is_root", "module"),
+        *("output", "output_grad", "owner", "path", "selected", "spots"),
     )
 
     def __init__(
-        self, owner: Owner, path: str, module: nn.Module, kinds: frozenset[Kind], *, is_root: bool
+        self,
+        owner: Owner,
+        path: str,
+        module: nn.Module,
+        kinds: frozenset[Kind],
+        *,
+        selected: bool,
+        is_root: bool,
     ) -> None:
         self.owner = owner
         self.path = path
-        self.type = type(module).__name__
-        self.kinds = kinds
-        self.is_root = is_root
         self.module = ref(module)
+        self.is_root = is_root
+        self.selected = selected
+        self.input = "input" in kinds
+        self.input_grad = "input_grad" in kinds
+        self.output = "output" in kinds
+        self.output_grad = "output_grad" in kinds
+        self.enters = is_root or self.input or self.input_grad or not is_plain(module)
         self.spots: dict[tuple[Any, ...], Spot] = {}
-        self.passed = -1
-        self.calls = 0
-        self.redone: tuple[int, int] = (-1, 0)
-        self.traced: tuple[int, int] = (-1, 0)
         self.handles: list[Any] = []
 
-    def next_call(self, passed: int) -> int:
-        """The number of this call within the pass through the model."""
-        if self.passed != passed:
-            self.passed, self.calls = passed, 0
-        call = self.calls
-        self.calls += 1
-        return call
+    @property
+    def type(self) -> str:
+        """Class of the module as it is now: lazy modules change theirs."""
+        return type(self.module()).__name__
 
-    def next_redone(self, task: int) -> int:
-        """The number of this call within a recomputation during backward."""
-        count = self.redone[1] if self.redone[0] == task else 0
-        self.redone = (task, count + 1)
-        return count
-
-    def next_traced(self, trace: int) -> None:
-        """Count a call while a compiler traces the model."""
-        self.traced = (trace, self.traced[1] + 1 if self.traced[0] == trace else 0)
+    def switch_off(self) -> None:
+        """Record nothing of this module any more."""
+        self.selected = False
+        self.input = self.input_grad = self.output = self.output_grad = False
 
     def remove(self) -> None:
         """Take the hooks off."""
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether it is a module of torch's own without children: no code of a user runs in it."""
+    return (
+        type(module).__module__.startswith("torch.nn.modules")
+        and not module._modules
+        and "forward" not in vars(module)
+    )

@@ -1,0 +1,175 @@
+"""A pass: one outermost call of a watched model (or of a part of it) in one thread.
+
+While it lasts, the pass knows which modules are being called, how often each was called, and which
+tensors were met: a tensor that is met again unchanged is not read again.
+
+What is known of a change is its version, which every operation of torch raises. A write that torch
+does not see (through `.data`, or by a foreign kernel into an existing tensor) is not seen here.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import CodeType, FrameType
+from typing import Any, Final
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+
+from sonde.capture.rows import Row, Spot
+from sonde.capture.torch.hooks import GradHook
+from sonde.capture.torch.tap import Owner, Tap
+
+_CALL: Final[CodeType] = nn.Module._call_impl.__code__
+
+
+class Seen:
+    """A tensor met in this pass: the row that holds it, the hook on its gradient."""
+
+    __slots__ = ("grad", "ref", "row", "version")
+
+    def __init__(self, x: Tensor, version: int) -> None:
+        self.ref = ref(x)
+        self.version = version
+        self.row: Row | None = None
+        self.grad: GradHook | None = None
+
+
+class Pass:
+    """The pass that a thread is in; with an empty stack, the last one it was in."""
+
+    __slots__ = ("calls", "phase", "redone", "seen", "stack")
+
+    def __init__(self) -> None:
+        self.phase = "train"
+        self.stack: list[tuple[Tap, int]] = []
+        self.redone: list[tuple[Tap, int]] = []
+        self.calls: dict[Tap, int] = {}
+        self.seen: dict[int, Seen] = {}
+
+    def begin(self, phase: str) -> None:
+        self.phase = phase
+        self.stack.clear()
+        self.calls.clear()
+        self.seen.clear()
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether what is being called belongs to no pass, see `Capture._enter`."""
+        return bool(self.stack) and self.stack[-1][1] < 0
+
+    def next_call(self, tap: Tap) -> int:
+        """The number of this call of the module within the pass."""
+        call = self.calls.get(tap, 0)
+        self.calls[tap] = call + 1
+        return call
+
+    def look(self, x: Tensor) -> Seen:
+        """What is known of this very tensor, unchanged since; else a fresh entry."""
+        if x.is_inference():
+            return Seen(x, 0)  # nobody counts its versions
+        version = x._version
+        seen = self.seen.get(id(x))
+        if seen is None or seen.version != version or seen.ref() is not x:
+            seen = self.seen[id(x)] = Seen(x, version)
+        return seen
+
+
+def pop(stack: list[tuple[Tap, int]], tap: Tap) -> int:
+    """The call of the module that ends; -1 if it never began. Calls above it never returned."""
+    if stack and stack[-1][0] is tap:
+        return stack.pop()[1]
+    if not any(t is tap for t, _ in stack):
+        return -1
+    while stack:
+        top, call = stack.pop()
+        if top is tap:
+            return call
+    return -1
+
+
+def current_backward() -> int:
+    """Number of the backward pass that is running in this thread, -1 outside of any.
+
+    A forward inside of a backward is a recomputation (activation checkpointing), to be counted
+    once. torch's own checkpointing asks the same way.
+    """
+    return torch._C._current_graph_task_id()
+
+
+def is_inside_call_of(module: nn.Module) -> bool:
+    """Whether the call of the module that begins now happens inside of another call of it.
+
+    For the rare case that cannot be told from a call that was interrupted: looks at the frames.
+    """
+    found = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and found < 2:
+        if frame.f_code is _CALL and frame.f_locals.get("self") is module:
+            found += 1
+        frame = frame.f_back
+    return found >= 2
+
+
+class Checkpoints:
+    """Calls inside of reentrant checkpoints, whose gradients can be had only when they are redone.
+
+    Such a checkpoint runs its part of the model without gradients first, and again in the backward
+    pass. Both are methods of a `CheckpointFunction` (of torch, or of one of the libraries that
+    copied it) with the same context: its identity says which calls are which.
+    """
+
+    __slots__ = ("_owed",)
+
+    def __init__(self) -> None:
+        self._owed: dict[tuple[int, Tap], list[int]] = {}
+
+    def forward(self, tap: Tap, call: int) -> None:
+        """A call begins, or ends; remember it if it will have to be redone."""
+        if not torch.is_grad_enabled() and (context := _context("forward")):
+            self._owed.setdefault((context, tap), []).append(call)
+
+    def backward(self, tap: Tap) -> int | None:
+        """A call in backward: the number it had, None if there is nothing new to learn from it."""
+        if not self._owed:
+            return None
+        calls = self._owed.get((_context("backward"), tap))
+        return calls.pop(0) if calls else None
+
+    def clear(self) -> None:
+        self._owed.clear()
+
+
+class Leaves:
+    """Hooks on the gradients of leaves, which outlive a pass: one per leaf, until the step ends."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[ref[Tensor], GradHook, Any]] = {}
+
+    def watch(self, x: Tensor, spot: Spot, owner: Owner) -> None:
+        held = self._held.get(id(x))
+        if held is None or held[0]() is not x:
+            hook = GradHook(owner)
+            held = self._held[id(x)] = (ref(x), hook, x.register_hook(hook))
+        if spot not in held[1].spots:
+            held[1].spots.append(spot)
+
+    def clear(self) -> None:
+        for _, _, handle in self._held.values():
+            handle.remove()
+        self._held.clear()
+
+
+def _context(method: str) -> int:
+    """Identity of the checkpoint that is in its `forward` or `backward` now, 0 if none is."""
+    name = f"CheckpointFunction.{method}"
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == method and code.co_qualname.endswith(name):
+            return id(frame.f_locals.get(code.co_varnames[0]))
+        frame = frame.f_back
+    return 0

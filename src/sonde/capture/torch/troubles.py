@@ -1,0 +1,52 @@
+"""What went wrong or was left out: told once, counted, shown in the run. Training goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sonde.capture.drain import Drain
+from sonde.record import Event, Level
+
+
+class Troubles:
+    """Counts by place and reason. The first of each is told at once, the others at the end."""
+
+    def __init__(self, drain: Drain, *, strict: bool) -> None:
+        self.step = 0
+        self.warn: Callable[[str], None] = lambda _text: None
+        self.skipped: dict[tuple[str, str], int] = {}
+        self.failures: dict[tuple[str, str], int] = {}
+        self._drain = drain
+        self._strict = strict
+
+    def skip(self, where: str, reason: str) -> None:
+        """Something cannot be recorded, for a reason that is nobody's fault."""
+        key = (where, reason)
+        if key not in self.skipped:
+            self.tell("skipped", reason, where=where)
+        self.skipped[key] = self.skipped.get(key, 0) + 1
+
+    def failed(self, where: str, error: Exception) -> None:
+        """An error of ours (or of a user's function): raised if strict, else a warning, once."""
+        if self._strict:
+            raise error
+        key = (where, repr(error))
+        if key not in self.failures:
+            self.tell("failed", repr(error), where=where, level="error")
+            self.failures[key] = 0
+            self.warn(f"recording `{where}` failed and goes on without it: {error!r}")
+        self.failures[key] += 1
+
+    def tell(self, code: str, message: str, *, where: str = "", level: Level = "info") -> None:
+        """Put an event about the recording into the run."""
+        self._drain.put(Event(code, message, where=where, step=self.step, level=level))
+
+    def tell_the_rest(self) -> None:
+        """How often each was met after the first time."""
+        self._rest("skipped", "info", self.skipped)
+        self._rest("failed", "error", self.failures)
+
+    def _rest(self, code: str, level: Level, counted: dict[tuple[str, str], int]) -> None:
+        for (where, message), n in counted.items():
+            if n > 1:
+                self._drain.put(Event(code, message, where, self.step, level, n - 1))
