@@ -40,7 +40,7 @@ def _row(found: Any) -> dict[str, Any]:  # locations.FoundRun
     latest = [record.latest for record in records.values()]
     steps = [doc["step"] for doc in latest if isinstance(doc.get("step"), int)]
     written = [doc["written"] for doc in latest if isinstance(doc.get("written"), int)]
-    dropped = [n for doc in latest for n in (doc.get("dropped") or {}).values()]
+    dropped = [doc["dropped"] for doc in latest if isinstance(doc.get("dropped"), dict)]
     problem = found.problem or next(iter(problems.values()), None)
     return {
         "name": found.name,
@@ -49,7 +49,7 @@ def _row(found: Any) -> dict[str, Any]:  # locations.FoundRun
         "created_s": found.created_ns / 1e9,
         "step": max(steps, default=None),
         "records": sum(written),
-        "dropped": sum(n for n in dropped if isinstance(n, int)),
+        "dropped": sum(n for d in dropped for n in d.values() if isinstance(n, int)),
         "ranks": len({attempt.rank for attempt in records}),
         "size_bytes": _size(found.path),
         "problem": problem,

@@ -1,5 +1,20 @@
-"""The store: what keeps a run on disk and reads it back. `FORMAT.md` is the contract."""
+"""The store: what keeps a run on disk and reads it back. `FORMAT.md` is the contract.
 
-from sonde.store.reader import Run as Run
-from sonde.store.reader import open_run as open_run
-from sonde.store.writer import Writer as Writer
+Names are looked up on first use: who writes a run does not load what reads one.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sonde.store.reader import Run as Run
+    from sonde.store.reader import open_run as open_run
+    from sonde.store.writer import Writer as Writer
+
+_LAZY = {"Run": "reader", "open_run": "reader", "Writer": "writer"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'sonde.store' has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

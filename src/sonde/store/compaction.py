@@ -41,6 +41,7 @@ _ROWS_PER_GROUP: Final = 50_000
 _LIMITS_BYTES: Final = (512 << 20, 64 << 20, 64 << 20)
 """Segments that are larger together than their level's limit gain nothing from being one."""
 
+_IN_MEMORY_BYTES: Final = 16 << 20
 _LEFT_OVER_S: Final = 3600.0
 _RETRIES: Final = 50
 
@@ -66,7 +67,8 @@ def compact(path: str, *, rank: int | None = None, files: Files | None = None) -
         about = locations.read_run_file(path)
     except (DamagedError, FileNotFoundError) as error:
         raise RunError(f"`{path}` cannot be compacted: `{locations.RUN_FILE}` {error}.") from error
-    work = _Compaction(path, str(about.get("run_id")), files or LocalFiles(), Report())
+    run_id = str(about.get("run_id"))
+    work = _Compaction(path, run_id, files or LocalFiles(), AttemptReader(path), Report())
     for table in TABLES:
         if table.compacted:
             for level, limit_bytes in zip(LEVELS, _LIMITS_BYTES, strict=True):
@@ -77,10 +79,11 @@ def compact(path: str, *, rank: int | None = None, files: Files | None = None) -
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Piece:
-    """A sound segment that goes into a larger one, and the step of each of its rows."""
+    """A sound segment that goes into a larger one, the step of each of its rows, and those."""
 
     segment: Segment
     steps: NDArray[np.int64]
+    rows: pa.Table | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,7 @@ class _Compaction:
     root: str
     run_id: str
     files: Files
+    attempts: AttemptReader
     report: Report
 
     def compact(self, table: Table, level: int, limit_bytes: int, rank: int | None) -> None:
@@ -113,9 +117,10 @@ class _Compaction:
 
     def _merge(self, table: Table, attempt: Attempt, block: Sequence[Candidate]) -> None:
         pieces: list[_Piece] = []
+        is_small = sum(c.stamp[0] for c in block) <= _IN_MEMORY_BYTES
         for candidate in block:
             try:
-                pieces.append(self._look_at(table, candidate))
+                pieces.append(self._look_at(table, candidate, with_rows=is_small))
             except DamagedError as error:
                 self._damaged(candidate, error)
                 return
@@ -136,21 +141,26 @@ class _Compaction:
         self.report.segments_after += 1
         self.report.rows += sum(piece.segment.rows for piece in pieces)
 
-    def _look_at(self, table: Table, candidate: Candidate) -> _Piece:
+    def _look_at(self, table: Table, candidate: Candidate, *, with_rows: bool) -> _Piece:
         segment, rows = segments.load(
-            candidate.path, candidate.name, table, self.run_id, columns=("step",)
+            candidate.path,
+            candidate.name,
+            table,
+            self.run_id,
+            columns=None if with_rows else ("step",),
         )
-        return _Piece(segment, np.asarray(rows["step"].to_numpy()))
+        steps = np.asarray(rows["step"].to_numpy())
+        return _Piece(segment, steps, rows if with_rows else None)
 
     def _row_groups(self, table: Table, pieces: Sequence[_Piece]) -> Iterator[pa.Table]:
         """The rows cut at steps into groups of about the same size, each sorted.
 
-        Only the segments that have rows in a group are in memory with it.
+        Unless all are small, only the segments that have rows in a group are in memory with it.
         """
         loaded: dict[str, pa.Table] = {}
         for first, last in _step_ranges(np.concatenate([piece.steps for piece in pieces])):
             here = [p for p in pieces if p.steps.min() <= last and p.steps.max() >= first]
-            loaded = {p.segment.path: loaded.get(p.segment.path) for p in here}
+            loaded = {p.segment.path: loaded.get(p.segment.path, p.rows) for p in here}
             parts = []
             for piece in here:
                 rows = loaded[piece.segment.path]
@@ -189,8 +199,7 @@ class _Compaction:
         return {}  # others are at work here: leave it to them
 
     def _has_ended(self, attempt: Attempt) -> bool:
-        records, _ = AttemptReader(self.root).read()
-        record = records.get(attempt)
+        record = self.attempts.read()[0].get(attempt)
         return record is not None and record.is_over()
 
     def _is_sound(self, table: Table, candidate: Candidate) -> bool:

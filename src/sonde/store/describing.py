@@ -32,11 +32,11 @@ def describe(run: Run) -> dict[str, Any]:
         "records": sum(s.rows for s in snapshot.segments[SKETCHES.name]),
         "numbers": sum(s.rows for s in snapshot.segments[NUMBERS.name]),
         "size_bytes": sum(s.size_bytes for table in snapshot.segments.values() for s in table),
-        "config": about.get("config") or {},
-        "versions": about.get("versions") or {},
-        "command": about.get("command") or [],
-        "git": about.get("git"),
-        "host": about.get("host") or {},
+        "config": _mapping(about.get("config")),
+        "versions": _mapping(about.get("versions")),
+        "command": [str(a) for a in _sequence(about.get("command"))],
+        "git": _mapping(about.get("git")) or None,
+        "host": _mapping(about.get("host")),
         **_watch_info(first_rank),
         "dropped": _dropped(snapshot.attempts.values()),
         "skipped": [e for e in events if e["code"] == "skipped"],
@@ -50,8 +50,7 @@ def describe(run: Run) -> dict[str, Any]:
 
 def _watch_info(record: AttemptRecord | None) -> dict[str, Any]:
     """What the owner of the writer said about itself, and its `overhead` also by name."""
-    info = record.latest.get("info") if record else None
-    found = info if isinstance(info, dict) else {}
+    found = _mapping(record.latest.get("info")) if record else {}
     return {"watch": found, "overhead": found.get("overhead")}
 
 
@@ -80,8 +79,7 @@ def _dropped(records: Any) -> dict[str, int]:  # Any: a view of AttemptRecords
     """Records that were handed over and are not on disk, by cause."""
     total: dict[str, int] = {}
     for record in records:
-        dropped = record.latest.get("dropped")
-        for cause, n in (dropped if isinstance(dropped, dict) else {}).items():
+        for cause, n in _mapping(record.latest.get("dropped")).items():
             if isinstance(n, int):
                 total[str(cause)] = total.get(str(cause), 0) + n
     return total
@@ -105,7 +103,15 @@ def _attempt(record: AttemptRecord) -> dict[str, Any]:
         "step": latest.get("step"),
         "handed": latest.get("handed"),
         "written": latest.get("written"),
-        "dropped": latest.get("dropped") or {},
+        "dropped": _mapping(latest.get("dropped")),
         "errors": latest.get("errors"),
-        "problems": latest.get("problems") or [],
+        "problems": [str(p) for p in _sequence(latest.get("problems"))],
     }
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _sequence(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -100,7 +100,7 @@ def publish(files: Files, folder: str, name: str, data: bytes) -> OSError | None
     the other files the first writer wins. Returns the error of a step after the file had its name
     (it is there, but may not survive a power cut), raises if it has no name.
     """
-    temporary = os.path.join(folder, f".tmp-{os.urandom(6).hex()}-{name}")
+    temporary = _temporary(folder, name)
     try:
         _write(files, temporary, data)
         _name(files, temporary, os.path.join(folder, name))
@@ -116,7 +116,7 @@ def publish(files: Files, folder: str, name: str, data: bytes) -> OSError | None
 
 def replace(files: Files, folder: str, name: str, data: bytes) -> None:
     """Put `data` in place of `folder/name`: a reader sees the old or the new, whole."""
-    temporary = os.path.join(folder, f".tmp-{os.urandom(6).hex()}-{name}")
+    temporary = _temporary(folder, name)
     try:
         _write(files, temporary, data)
         files.rename(temporary, os.path.join(folder, name))
@@ -124,6 +124,12 @@ def replace(files: Files, folder: str, name: str, data: bytes) -> None:
         with contextlib.suppress(OSError):
             files.unlink(temporary)
         raise
+
+
+def _temporary(folder: str, name: str) -> str:
+    """A name that no reader takes for the real thing: hidden, and not ending like it."""
+    stem = os.path.splitext(name)[0]
+    return os.path.join(folder, f".tmp-{os.urandom(6).hex()}-{stem}")
 
 
 def _write(files: Files, path: str, data: bytes) -> None:

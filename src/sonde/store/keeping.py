@@ -15,14 +15,14 @@ from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 
-from sonde.record import Event, NumberBatch, SiteInfo, SketchBatch
+from sonde.record import Event, GraphPart, NumberBatch, SiteInfo, SketchBatch
 from sonde.store import attempts, documents, segments
 from sonde.store.compactor import Compactor
 from sonde.store.files import Files, publish, replace
-from sonde.store.rows import RowBuilder, Rows
+from sonde.store.rows import RowBuilder, Rows, graph_rows
 from sonde.store.segments import Attempt
 from sonde.store.streams import Stream
-from sonde.store.tables import EVENTS, NUMBERS, SITES, SKETCHES, TABLES, Table
+from sonde.store.tables import EVENTS, GRAPH, NUMBERS, SITES, SKETCHES, TABLES, Table
 
 _MAX_PROBLEMS: Final = 50
 
@@ -39,6 +39,7 @@ class Taken:
     sketches: list[Timed[SketchBatch]] = field(default_factory=list)
     numbers: list[Timed[NumberBatch]] = field(default_factory=list)
     events: list[Timed[Event]] = field(default_factory=list)
+    graph: list[Timed[GraphPart]] = field(default_factory=list)
     size_bytes: int = 0
     records: int = 0
     n: int = 0
@@ -158,6 +159,7 @@ class Keeper:
             SKETCHES, self._builder.sketches, sketches, len_of=_sketch_count, go=are_sites_kept
         )
         self._keep(NUMBERS, self._builder.numbers, taken.numbers, len_of=_number_count)
+        self._keep(GRAPH, self._builder.graph, taken.graph, len_of=graph_rows)
         with self._lock:
             own, self._own_events = self._own_events, []
         self.own_records += len(own)

@@ -5,7 +5,7 @@ Views, as documented for users (`run.sql`):
 * `stats`    one row per step, phase and site: ranks merged, replaced attempts hidden, every named
              statistic that needs no bins as a column; null where there is nothing to say
 * `bins`     one row per step, phase, site and occupied bin, with the bin's edges
-* `scalars`, `metrics`, `sites`, `events`
+* `scalars`, `metrics`, `sites`, `events`, `graph`
 * `records`, `numbers`  the rows as they were written, per rank and attempt, with `replaced`
 
 Only files that a snapshot has checked are named in a view.
@@ -27,7 +27,7 @@ from sonde.record import COUNTS, EXTREMA, SUMS
 from sonde.sketch import bins as _bins
 from sonde.store.segments import Attempt, Segment
 from sonde.store.snapshots import Snapshot
-from sonde.store.tables import EVENTS, NUMBERS, SITES, SKETCHES, Table
+from sonde.store.tables import EVENTS, GRAPH, NUMBERS, SITES, SKETCHES, Table
 
 Connection = Any
 """duckdb.DuckDBPyConnection; DuckDB has no types that mypy can follow."""
@@ -138,6 +138,7 @@ def make_views(connection: Connection, snapshot: Snapshot) -> None:
         "numbers": _rows(NUMBERS, numbers, ends),
         "all_sites": _rows(SITES, snapshot.segments[SITES.name], {}),
         "events": _rows(EVENTS, snapshot.segments[EVENTS.name], {}, with_replaced=False),
+        "graph": _rows(GRAPH, snapshot.segments[GRAPH.name], {}, with_replaced=False),
         "stats": _stats_view(must_merge(stats)),
         "bins": _bins_view(must_merge(stats)),
         "scalars": _numbers_view("module is null", "step, phase, name, value", numbers),

@@ -20,9 +20,11 @@ import pyarrow as pa
 from numpy.typing import ArrayLike
 
 from sonde._errors import RunError, SondeError, SondeWarning
+from sonde.graph.model import Graph
 from sonde.record import Site
 from sonde.sketch import Exponents, Histogram, Sketch, row
-from sonde.store import attempts, describing, frames, locations, queries, sketching, tabling
+from sonde.store import attempts, describing, frames, graphs, locations, queries, sketching, tabling
+from sonde.store import progress as _progress
 from sonde.store.attempts import Status
 from sonde.store.catalogue import Catalogue, Kinds
 from sonde.store.documents import DamagedError, Document
@@ -31,7 +33,7 @@ from sonde.store.listing import Damage
 from sonde.store.queries import Limits
 from sonde.store.selection import Selection, Steps
 from sonde.store.snapshots import Snapshot, SnapshotTaker
-from sonde.store.tables import SITES
+from sonde.store.tables import GRAPH, SITES
 
 _RETRIES = 20
 
@@ -79,6 +81,7 @@ class Run:
         self._connection: queries.Connection | None = None
         self._snapshot: Snapshot | None = None
         self._catalogue: tuple[tuple[str, ...], Catalogue] | None = None
+        self._graph: tuple[tuple[str, ...], Graph] | None = None
         self._has_warned = False
         self._lock = threading.RLock()
 
@@ -108,6 +111,19 @@ class Run:
     def sites(self) -> Frame:
         """One row per site: `name, module, kind, call, slot, dtype, shape, module_type`."""
         return self._framed(self._ask("select * from sites"))
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of the model as far as it was seen: `nodes`, `edges`, `level(module)`."""
+        paths = tuple(s.path for s in self._look().segments[GRAPH.name])
+        if self._graph is None or self._graph[0] != paths:
+            self._graph = (paths, graphs.from_rows(self._ask(graphs.ROWS)) if paths else Graph())
+        return self._graph[1]
+
+    @property
+    def progress(self) -> _progress.Progress:
+        """How far the run has come, without reading a row."""
+        return _progress.of_snapshot(self._look())
 
     @property
     def damaged(self) -> list[Damage]:

@@ -8,7 +8,7 @@ merge.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,14 +21,16 @@ from sonde.record import (
     N_BINS,
     SUMS,
     Event,
+    GraphPart,
     NumberBatch,
+    Port,
     SiteInfo,
     SketchBatch,
     Sketches,
 )
 from sonde.store.documents import to_plain
 from sonde.store.segments import Attempt
-from sonde.store.tables import EVENTS, NUMBERS, SITES, SKETCHES, Table
+from sonde.store.tables import EVENTS, GRAPH, NUMBERS, SITES, SKETCHES, Table
 
 _UNSEEN = np.iinfo(np.int64).min
 
@@ -140,6 +142,19 @@ class RowBuilder:
         }
         return Rows(EVENTS, self._table(EVENTS, len(events), columns), False, None)
 
+    def graph(self, parts: Sequence[tuple[GraphPart, int]]) -> Rows:
+        """Rows of what was newly seen of the graph, each part with its time."""
+        rows = [
+            {"step": int(p.step), "t_ns": t_ns, **row}
+            for p, t_ns in parts
+            for row in _graph_rows(p)
+        ]
+        first = self._take_ordinals(GRAPH, len(rows))
+        names = [n for n in GRAPH.schema.names if n not in {"rank", "attempt", "ordinal"}]
+        columns: dict[str, object] = {n: [row.get(n) for row in rows] for n in names}
+        columns["ordinal"] = pa.array(range(first, first + len(rows)), pa.int64())
+        return Rows(GRAPH, self._table(GRAPH, len(rows), columns), False, None)
+
     def _table(self, table: Table, n: int, columns: dict[str, object]) -> pa.Table:
         who = {
             "rank": np.full(n, self.attempt.rank, np.int32),
@@ -200,6 +215,44 @@ def size_bytes(batch: SketchBatch | NumberBatch) -> int:
     if isinstance(batch, NumberBatch):
         return 100 * len(batch.names)
     return 10 * len(batch.sketches.bin_ids) + 120 * len(batch.ids)
+
+
+def graph_rows(part: GraphPart) -> int:
+    """How many rows a part of the graph makes."""
+    return len(part.modules) + len(part.nodes) + len(part.edges) + len(part.notes) + 1
+
+
+def _graph_rows(part: GraphPart) -> Iterator[dict[str, object]]:
+    for m in part.modules:
+        yield {
+            "what": "module",
+            "id": m.path,
+            "module": m.path,
+            "type": m.type,
+            "text": m.extra,
+            "count": int(m.parameters),
+        }
+    for n in part.nodes:
+        yield {
+            "what": "node",
+            "id": n.id,
+            "module": n.module,
+            "call": int(n.call),
+            "kind": n.kind,
+            "parent": n.parent,
+            "count": int(n.count),
+            "inputs": _ports(n.inputs),
+            "outputs": _ports(n.outputs),
+        }
+    for e in part.edges:
+        yield {"what": "edge", "id": e.source, "target": e.target, "count": int(e.count)}
+    for word, text in part.notes:
+        yield {"what": "note", "id": word, "text": text}
+    yield {"what": "pass", "id": "", "count": int(part.passes)}
+
+
+def _ports(ports: Sequence[Port]) -> str:
+    return json.dumps([[p.slot, p.dtype, [int(n) for n in p.shape]] for p in ports])
 
 
 def _sketch_columns(parts: Sequence[Sketches]) -> dict[str, object]:

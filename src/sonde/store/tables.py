@@ -130,5 +130,30 @@ EVENTS: Final = Table(
     key=("rank", "attempt", "ordinal", "code", "message"),
 )
 
-TABLES: Final = (SITES, SKETCHES, NUMBERS, EVENTS)
+GRAPH: Final = Table(
+    name="graph",
+    schema=_schema(
+        **_WHO,
+        ordinal=pa.int64(),
+        step=pa.int64(),
+        what=pa.string(),
+        id=pa.string(),
+        target=pa.string(),
+        module=pa.string(),
+        call=pa.int32(),
+        kind=pa.string(),
+        parent=pa.string(),
+        type=pa.string(),
+        inputs=pa.string(),
+        outputs=pa.string(),
+        text=pa.string(),
+        count=pa.int64(),
+        t_ns=pa.int64(),
+    ),
+    live="graph",
+    compacted=None,
+    key=("rank", "attempt", "ordinal", "what", "id"),
+)
+
+TABLES: Final = (SITES, SKETCHES, NUMBERS, EVENTS, GRAPH)
 """In the order in which a flush publishes them: a site before the first row that names it."""

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from typing import Final, Literal, Self
 
 from sonde._errors import RunError
-from sonde.record import Event, NumberBatch, SiteInfo, SketchBatch
+from sonde.record import Event, GraphPart, NumberBatch, SiteInfo, SketchBatch
 from sonde.store import attempts, locations
 from sonde.store.files import Files, LocalFiles
 from sonde.store.keeping import Keeper, Taken
-from sonde.store.rows import size_bytes
+from sonde.store.rows import graph_rows, size_bytes
 from sonde.store.segments import Attempt
 
 _FLUSH_AT: Final = 0.75
@@ -160,6 +160,14 @@ class Writer:
     def event(self, event: Event) -> None:
         """Take an event."""
         self._take("events", event, 500, 1)
+
+    def graph(self, part: GraphPart) -> None:
+        """Take what was newly seen of the graph."""
+        try:
+            records = graph_rows(part)
+        except Exception:
+            records = 1
+        self._take("graph", part, 200 * records, records)
 
     def set_info(self, **info: object) -> None:
         """Facts for the heartbeat and the end file, shown in `run.info`: cost and so on."""

@@ -1,0 +1,15 @@
+"""A program that compacts a run again and again, until it is killed. Run by `test_kill.py`."""
+
+import sys
+import time
+
+from sonde import RunError
+from sonde.store.compaction import compact
+
+while True:
+    try:
+        compact(sys.argv[1])
+        print("compacted", flush=True)
+    except RunError:
+        pass  # not a run yet
+    time.sleep(0.01)
