@@ -1,7 +1,5 @@
 """What all tests share."""
 
-import gc
-
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -87,4 +85,3 @@ def watching(tmp_path):
     yield start
     for watch in opened:
         watch.close()
-    gc.collect()

@@ -198,9 +198,15 @@ def test_tensors_inside_of_nested_outputs_are_found(watching, form):
     build, slots = NESTED[form]
     outer = nn.Sequential()
     outer.add_module("inner", Nested(build))
-    outer.forward = lambda x: sum(
-        t.float().mean() for t in torch.utils._pytree.tree_leaves(outer.inner(x)) if torch.is_tensor(t)
-    ) if form != "dataclass" else outer.inner(x).hidden[1].mean() + outer.inner(x).logits.mean()
+    outer.forward = lambda x: (
+        sum(
+            t.float().mean()
+            for t in torch.utils._pytree.tree_leaves(outer.inner(x))
+            if torch.is_tensor(t)
+        )
+        if form != "dataclass"
+        else outer.inner(x).hidden[1].mean() + outer.inner(x).logits.mean()
+    )
     memory = check(watching, outer, loss=lambda y: y)
     found = {
         i.site.slot
@@ -625,9 +631,7 @@ def test_sparse_gradients_are_right(watching):
         def forward(self, x):
             return self.table(x)
 
-    memory = check(
-        watching, Bag(), lambda p: torch.optim.SGD(p, lr=0.1), x=torch.tensor([1, 1, 7])
-    )
+    memory = check(watching, Bag(), lambda p: torch.optim.SGD(p, lr=0.1), x=torch.tensor([1, 1, 7]))
     grad = memory.at(0)["table/param_grad/weight"]
     assert (grad.count, grad.zeros) == (40, 32)
 

@@ -14,8 +14,9 @@ Calls of a module are numbered within the code that is compiled together.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import CodeType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from weakref import ref
 
 import torch
@@ -23,6 +24,8 @@ from torch import Tensor
 
 from sonde.capture.torch.tap import Owner, Tap
 from sonde.record import Kind
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _LIBRARY: Final = torch.library.Library("sonde", "DEF")
 _LIBRARY.define("tap(Tensor x, int key) -> ()")
@@ -97,7 +100,14 @@ def stay_out_of(code: CodeType) -> None:
 # -- while tracing -----------------------------------------------------------------------------
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _while_tracing(function: F) -> F:
+    """Run the function while the compiler traces; what it returns is a constant of the graph."""
+    # What torch.compiler.assume_constant_result does, which would import the whole compiler (4 s).
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@_while_tracing
 def _begin(tap: Tap) -> int:
     trace = _TRACE.now()
     call = trace.calls.get(tap, 0)
@@ -106,7 +116,7 @@ def _begin(tap: Tap) -> int:
     return 0
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@_while_tracing
 def _end(tap: Tap) -> int:
     stack = _TRACE.now().stack
     while stack and stack.pop()[0] is not tap:
@@ -114,14 +124,14 @@ def _end(tap: Tap) -> int:
     return 0
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@_while_tracing
 def _new_key(tap: Tap, kind: Kind, slot: str) -> int:
     """A key for this tensor of the module call that is being traced."""
     call = next((c for t, c in reversed(_TRACE.now().stack) if t is tap), 0)
     return _add_key(tap, kind, call, slot)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@_while_tracing
 def _new_attach_key(owner: Owner, kind: Kind, name: str) -> int:
     """A key for a named tensor inside of the innermost call of this owner's; -1 if not wanted."""
     inner = next(((t, c) for t, c in reversed(_TRACE.now().stack) if t.owner is owner), None)
