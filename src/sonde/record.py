@@ -141,8 +141,76 @@ class Event:
     data: dict[str, str | int | float | bool | None] = field(default_factory=dict)
 
 
+NodeKind = Literal["module", "input", "output", "attach"]
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A tensor that goes into or comes out of a call. A dimension that varied is -1."""
+
+    slot: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphModule:
+    """A module of the model, whether it was called or not. `extra` is what it says of itself."""
+
+    path: str
+    type: str
+    extra: str = ""
+    parameters: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GraphNode:
+    """A call of a module; or a tensor that entered, left or was named inside of a call.
+
+    `id` is `h.3.attn`, `h.3.attn#1` for the second call of a pass, `.` for the model; of tensors
+    it is the name of their site (`./input/0`, `h.3/attach/scores`). `parent` is the id of the call
+    that it happened in, "" outside of all. `count` is in how many recorded passes it was seen.
+    """
+
+    id: str
+    module: str
+    call: int
+    kind: NodeKind
+    parent: str
+    inputs: tuple[Port, ...] = ()
+    outputs: tuple[Port, ...] = ()
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GraphEdge:
+    """Data flowed from one node to another inside of the same call, in `count` recorded passes."""
+
+    source: str
+    target: str
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPart:
+    """What was newly seen of the graph of a model. Parts add up: counts and passes add,
+    dimensions that differ become -1, the last note of each kind counts.
+
+    `notes` are sentences about what the graph cannot show, by a short stable word.
+    """
+
+    step: int
+    modules: Sequence[GraphModule] = ()
+    nodes: Sequence[GraphNode] = ()
+    edges: Sequence[GraphEdge] = ()
+    passes: int = 0
+    notes: Sequence[tuple[str, str]] = ()
+
+
 class Sink(Protocol):
     """Where records go. Called from one background thread; may block, may raise, may not matter.
+
+    A sink that also has a method `graph(part: GraphPart)` is told the graph of the model.
 
     Whoever calls a sink catches what it raises and switches it off: no sink can stop a training.
     """

@@ -87,7 +87,7 @@ class Keeper:
     ) -> None:
         self.written = 0
         self.own_records = 0
-        """Events of the writer itself: written or dropped like those that were handed over."""
+        """Events of the writer itself that were written."""
         self.errors = 0
         self.dropped: dict[str, int] = {}
         self.problems: list[str] = []
@@ -160,11 +160,8 @@ class Keeper:
         )
         self._keep(NUMBERS, self._builder.numbers, taken.numbers, len_of=_number_count)
         self._keep(GRAPH, self._builder.graph, taken.graph, len_of=graph_rows)
-        with self._lock:
-            own, self._own_events = self._own_events, []
-        self.own_records += len(own)
-        self._in_hand += len(own)
-        self._keep(EVENTS, self._builder.events, [*taken.events, *own], len_of=lambda _: 1)
+        self._keep(EVENTS, self._builder.events, taken.events, len_of=lambda _: 1)
+        self._keep_own_events()
         self._in_hand = 0
         if self._compactor is not None:
             self._compactor.consider({s.table.name: s.next_seq for s in self._streams.values()})
@@ -232,6 +229,25 @@ class Keeper:
             return False
         self._undeclared = []
         return True
+
+    def _keep_own_events(self) -> None:
+        """Publish what the writer has to say. It is little, and kept until the disk takes it."""
+        with self._lock:
+            own = list(self._own_events)
+        stream = self._streams[EVENTS.name]
+        if not own or stream.is_holding:
+            return
+        try:
+            stream.hold(self._builder.events(own))
+            n = stream.release()
+        except OSError as error:
+            self._failed(error)
+            stream.drop()
+            return
+        self.own_records += n
+        self.written += n
+        with self._lock:
+            del self._own_events[: len(own)]
 
     def _keep(
         self,

@@ -390,34 +390,41 @@ class Run:
     ) -> pa.Table:
         """The answer to a query over the views, from one snapshot."""
         for _ in range(_RETRIES):
-            with self._lock:
-                cursor, snapshot = self._ready()
+            snapshot = self._look()
             try:
-                relation = cursor.sql(query, params=params or None)
-                return pa.table({}) if relation is None else queries.to_arrow(relation)
+                with self._lock:
+                    cursor = self._ready(snapshot)
+                try:
+                    relation = cursor.sql(query, params=params or None)
+                    return pa.table({}) if relation is None else queries.to_arrow(relation)
+                finally:
+                    cursor.close()
             except duckdb.IOException:
+                # Compacted away since we looked? Then look again; else it is the query's own error.
                 if all(os.path.exists(path) for path in snapshot.paths()):
                     raise
-            finally:
-                cursor.close()
         raise RunError(
             f"The files of `{self.path}` vanish while they are read. Is it being deleted?"
         )
 
-    def _ready(self) -> tuple[queries.Connection, Snapshot]:
-        """A cursor whose views point at what is on disk now."""
-        snapshot = self._look()
+    def _ready(self, snapshot: Snapshot) -> queries.Connection:
+        """A cursor whose views point at the segments of the snapshot, or of a later one."""
+        connection = self._connect()
+        if self._snapshot is None or _differ(self._snapshot, snapshot):
+            self._snapshot = None
+            queries.make_views(connection, snapshot)
+            self._snapshot = snapshot
+        return connection.cursor()
+
+    def _connect(self) -> queries.Connection:
         if self._connection is None:
             self._connection = queries.connect(self.path, limits=self._limits)
             self._snapshot = None
-        if self._snapshot is None or _differ(self._snapshot, snapshot):
-            queries.make_views(self._connection, snapshot)
-            self._snapshot = snapshot
-        return self._connection.cursor(), snapshot
+        return self._connection
 
     def _is_question(self, query: str) -> bool:
         try:
-            return queries.is_question(self._ready()[0], query)
+            return queries.is_question(self._connect(), query)
         except duckdb.Error as error:
             raise SondeError(f"The query failed: {error}") from error
 
