@@ -30,7 +30,7 @@ from sonde._errors import SondeError, SondeWarning
 from sonde.capture.drain import Drain
 from sonde.capture.plan import Every, Plan, kinds_of, phases_of, schedule_of, selector_of
 from sonde.record import Sink
-from sonde.store import Writer, open_run
+from sonde.store import Writer
 
 if TYPE_CHECKING:
     from sonde.capture.torch import Session
@@ -348,6 +348,8 @@ def _run_path(
     if not resume:
         stamp = datetime.now(UTC).astimezone().strftime("%Y%m%d-%H%M%S")
         return folder / (name or f"{stamp}-{secrets.token_hex(2)}"), step or 0
+    from sonde.store import open_run  # what reads a run is loaded only to go on with one
+
     with open_run(folder / (name or "latest")) as run:
         last = max(run.steps, default=-1)
         return Path(run.path), last + 1 if step is None else step

@@ -17,6 +17,7 @@ from torch import Tensor
 from sonde.capture.rows import Filled, Table
 from sonde.kernels import c, row
 from sonde.kernels import torch as plain
+from sonde.kernels.cuda import Unavailable
 from sonde.record import Sketches
 from sonde.sketch import take
 
@@ -54,9 +55,16 @@ class Sketcher(Table, Protocol):
 
 
 def table_for(device: torch.device) -> Sketcher:
-    """An empty table on that device."""
+    """An empty table on that device, with the fastest kernel that works there."""
     if device.type == "cpu" and c.available():
         return HostTable()
+    if device.type == "cuda":
+        from sonde.capture.torch import cuda  # only where there is such a device
+
+        try:
+            return cuda.table_for(device)
+        except Unavailable:
+            return PlainTable(device)
     return PlainTable(device)
 
 
