@@ -164,6 +164,8 @@ class Watch:
             session.capture.troubles.warn = voice.warn
             drain.after_step = self._tell_cost
             _OPEN.add(self)
+            # Registered after the writer's own, so that it runs before it.
+            atexit.register(self._at_exit)
 
     @classmethod
     def inert(cls) -> Watch:
@@ -273,6 +275,7 @@ class Watch:
         _OPEN.discard(self)
         if os.getpid() != self._pid:
             return
+        atexit.unregister(self._at_exit)
         assert self._session is not None
         assert self._drain is not None
         try:
@@ -280,6 +283,9 @@ class Watch:
             self._tell_cost()
         finally:
             self._drain.close(reason, _CLOSE_TIMEOUT_S)
+
+    def _at_exit(self) -> None:
+        self.close("exited")
 
     def _is_off(self) -> bool:
         return self._closed or os.getpid() != self._pid
@@ -318,12 +324,7 @@ class _Voice:
 
 
 _OPEN: set[Watch] = set()
-"""Watches to close when the process ends."""
-
-
-def _close_all() -> None:
-    for open_watch in list(_OPEN):
-        open_watch.close("exited")
+"""Watches that are not closed, for `unwatch` and for forked children."""
 
 
 def _forget_all() -> None:
@@ -334,7 +335,6 @@ def _forget_all() -> None:
     _OPEN.clear()
 
 
-atexit.register(_close_all)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)
 

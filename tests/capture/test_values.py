@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from witness import Witness, assert_same, sketch_of
+from witness import Witness, assert_same, sketch_of, tensors
 
 import sonde
 from sonde.sketch import Sketch
@@ -183,6 +183,17 @@ class Nested(nn.Module):
         return self.build(self.fc(x))
 
 
+class Outer(nn.Module):
+    """Uses every tensor that its inner module returns."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return sum(t.float().mean() for _, t in tensors(self.inner(x)))
+
+
 NESTED = {
     "tuple": (lambda h: (h, None, (h * 2, "text", 3)), {"0", "2.0"}),
     "dict": (lambda h: {"a": h, "b": {"c": [h + 1]}}, {"a", "b.c.0"}),
@@ -196,17 +207,7 @@ NESTED = {
 @pytest.mark.parametrize("form", NESTED)
 def test_tensors_inside_of_nested_outputs_are_found(watching, form):
     build, slots = NESTED[form]
-    outer = nn.Sequential()
-    outer.add_module("inner", Nested(build))
-    outer.forward = lambda x: (
-        sum(
-            t.float().mean()
-            for t in torch.utils._pytree.tree_leaves(outer.inner(x))
-            if torch.is_tensor(t)
-        )
-        if form != "dataclass"
-        else outer.inner(x).hidden[1].mean() + outer.inner(x).logits.mean()
-    )
+    outer = Outer(Nested(build))
     memory = check(watching, outer, loss=lambda y: y)
     found = {
         i.site.slot
@@ -890,7 +891,7 @@ def test_attached_tensors_follow_the_selection_of_their_module(watching):
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_attached_tensors_inside_of_checkpoints_count_once(watching, reentrant):
-    class Outer(nn.Module):
+    class Twice(nn.Module):
         def __init__(self):
             super().__init__()
             self.inner = Attached()
@@ -901,7 +902,7 @@ def test_attached_tensors_inside_of_checkpoints_count_once(watching, reentrant):
                 x = self.last(checkpoint(self.inner, x, use_reentrant=reentrant))
             return x
 
-    model = Outer()
+    model = Twice()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     watch, memory = watching(model, optimizer, log=["attach", "attach_grad", "output_grad"])
     train(model, optimizer, steps=1, x=torch.ones(3, 8, requires_grad=True))

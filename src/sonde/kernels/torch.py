@@ -57,7 +57,15 @@ def readable(x: Tensor) -> Readable:
     Raises:
         Unsupported: if there are no values to read, or no way to read them.
     """
-    if (
+    if is_plain(x):
+        return Readable(x, 1, 0) if x.is_contiguous() else _without_expansion(x)
+    with torch.no_grad(), torch._C._DisableFuncTorch():
+        return _unusual(x)
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether the values can be read where they lie, given sizes and strides."""
+    return (
         x.dtype in DTYPES
         and type(x) in _PLAIN
         and x.layout is torch.strided
@@ -65,10 +73,7 @@ def readable(x: Tensor) -> Readable:
         and not x.is_nested
         and not x.is_neg()
         and _functorch.maybe_current_level() is None
-    ):
-        return Readable(x, 1, 0) if x.is_contiguous() else _without_expansion(x)
-    with torch.no_grad(), torch._C._DisableFuncTorch():
-        return _unusual(x)
+    )
 
 
 def is_dense(x: Tensor) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from sonde._errors import SondeError
 from sonde.capture.active import attach
 from sonde.capture.leaves import leaves
 from sonde.capture.rows import Spot
@@ -52,6 +53,18 @@ class _Hook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (contextlib.nullcontext(), "__exit__")
+
+    @property
+    def __name__(self) -> str:
+        # Asked for by torch.jit.script, which then compiles the source of hooks.
+        raise _ScriptError(
+            "A watched model cannot be scripted: its hooks are not TorchScript. "
+            "Call sonde.unwatch(model) before torch.jit.script(model)."
+        )
+
+
+class _ScriptError(SondeError, AttributeError):
+    """There is no name, as far as anybody else is concerned."""
 
 
 class Enter(_Hook):

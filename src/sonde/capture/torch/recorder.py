@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sonde.capture.drain import Drain, End, Part
 from sonde.capture.rows import Row, Rows, Spot
@@ -101,7 +101,12 @@ class Recorder:
             copy = copies[i] if copies else None
             old = olds[i] if olds else None
             rows = self._rows_of(x.device)
-            if _is_dense(x) and (old is None or old.stride() == x.stride()):
+            if (
+                plain.is_plain(x)
+                and plain.is_dense(x)
+                and x.numel()
+                and (old is None or old.stride() == x.stride())
+            ):
                 if spot.dtype is not x.dtype or spot.rows is not rows:
                     spot = self._declared(spot, x, rows)
                 row = None if spot.off else self._open(spot, rows)
@@ -213,15 +218,3 @@ class _Batch:
         self.copies.append(copy)
         if old is not None:
             self.olds.append(old)
-
-
-def _is_dense(x: Tensor) -> bool:
-    return (
-        x.dtype in plain.DTYPES
-        and type(x) in (Tensor, nn.Parameter)
-        and x.layout is torch.strided
-        and not x.is_nested
-        and not x.is_meta
-        and x.numel() > 0
-        and plain.is_dense(x)
-    )

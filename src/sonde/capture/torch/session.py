@@ -492,6 +492,8 @@ class Capture:
 
 
 def _is_foreign(tap: Tap, module: nn.Module) -> bool:
-    """Whether the module only borrowed our hook: a shallow copy, unlike a replica of
-    `DataParallel`."""
+    """Whether this call is none of ours: `torch.jit` traces the model, or the module only borrowed
+    our hook (a shallow copy did, a replica of `DataParallel` is meant to)."""
+    if torch._C._get_tracing_state() is not None:
+        return True
     return tap.module() is not module and not getattr(module, "_is_replica", False)
