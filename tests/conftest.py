@@ -67,6 +67,12 @@ class Memory:
 
 
 @pytest.fixture
+def memory():
+    """A sink that keeps everything."""
+    return Memory()
+
+
+@pytest.fixture
 def watching(tmp_path):
     """Watch a model with a sink in memory beside the run: `watch, memory = watching(model, ...)`.
 
