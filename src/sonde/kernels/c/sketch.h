@@ -1,7 +1,8 @@
 /* What the files of the C kernel share: the row, the number formats, and the work to be done.
 
    sketch.h   this page
-   paths.c    the arithmetic, once per instruction set, from the one text in lanes.h
+   paths.c    the arithmetic, once per instruction set, from the one text in lanes.h (lanes_end.h
+              takes the words of one set away before the next)
    pass.c     one pass over a tensor: blocks, formats, strides, histograms
    many.c     many tensors over many threads
    pack.c     rows merged, and rows turned into columns
