@@ -1,8 +1,8 @@
 """What keeping and reading a run costs: `python benchmarks/store.py [--records 1000000]`.
 
-500 sites of realistic sketches (log-normal scales that drift, Poisson-like counts, some 110 occupied
-bins) over as many steps as it takes, flushed every ten steps. Writes `results/store.csv`: one line
-per figure, with machine, date and version. Queries are warm: the best of five.
+500 sites of realistic sketches (log-normal scales that drift, Poisson-like counts, some 110
+occupied bins) over as many steps as it takes, flushed every ten steps. Writes `results/store.csv`:
+one line per figure, with machine, date and version. Queries are warm: the best of five.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Source:
         self.sizes = (10 ** self.rng.uniform(2.8, 6.5, SITES)).astype(np.int64)
         self.scales = 10 ** self.rng.uniform(-4, 1, SITES)
         erf = np.vectorize(math.erf)
-        shape = np.diff(erf(np.minimum(EDGES[None] / 2 ** (np.arange(SCALES) / SCALES)[:, None], 40)))
+        drift = 2 ** (np.arange(SCALES) / SCALES)
+        shape = np.diff(erf(np.minimum(EDGES[None] / drift[:, None], 40)))
         self.templates = []
         for k in range(SCALES):
             ids, expected = [], []
@@ -165,7 +166,8 @@ def dense_bins(ids: np.ndarray, counts: np.ndarray, lengths: np.ndarray) -> pa.T
         lows, parts = [], []
         for end, n in zip(ends, lengths, strict=True):
             mine, count = ids[end - n : end].astype(int), counts[end - n : end]
-            chosen = ((mine >= HALF) == bool(sign)) & (mine % HALF != 0)  # the zero bin stands apart
+            # The bin of zeros stands apart.
+            chosen = ((mine >= HALF) == bool(sign)) & (mine % HALF != 0)
             mine, count = mine[chosen] - HALF * sign, count[chosen]
             low = mine[0] if len(mine) else 0
             full = np.zeros(mine[-1] - low + 1 if len(mine) else 0, np.int64)

@@ -1,7 +1,8 @@
 """A program that writes known data and says so, until it is killed. Run by `test_kill.py`.
 
-Usage: killed_writer.py RUN RESUME FLUSH_S HOW. Prints one line per hand-over on standard output, unbuffered:
-`h STEP NANOSECONDS` after handing a step over, `f STEP` after a flush that held everything so far.
+Usage: killed_writer.py RUN RESUME FLUSH_S HOW. Prints one line per hand-over on standard output,
+unbuffered: `h STEP NANOSECONDS` after handing a step over, `f STEP` after a flush that held
+everything so far.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""An I/O error at the k-th call of any kind, for every k: what can be read is what was acknowledged."""
+"""An I/O error at the k-th call of any kind, for every k: what is read was acknowledged."""
 
 import os
 import shutil
@@ -108,7 +108,7 @@ def test_an_error_that_comes_after_the_work_was_done_makes_no_duplicates(
 
 
 def test_a_name_that_may_be_taken_is_not_used_again(tmp_path):
-    """link() fails and nobody can tell whether it worked: the number is spent, the loss is counted."""
+    """link() fails and nobody can tell whether it worked: the number is spent, the loss counted."""
 
     class Blind(FailingFiles):
         def perform(self, name, n, method, args):

@@ -1,4 +1,4 @@
-"""`kill -9` at any instant loses at most the last flush interval, and never makes a wrong number."""
+"""`kill -9` at any instant loses at most the last flush interval and makes no wrong number."""
 
 import os
 import random
@@ -66,7 +66,9 @@ def assert_right(path, first, must, may):
         counts = [1000 * s + 10 * i + 1 for s in range(last + 1) for i in range(N_SITES)]
         assert rows["count"].to_pylist() == counts
         assert rows["sum"].to_pylist() == [c * 0.5 for c in counts]
-        assert rows["max"].to_pylist() == [1.0 + s + i for s in range(last + 1) for i in range(N_SITES)]
+        assert rows["max"].to_pylist() == [
+            1.0 + s + i for s in range(last + 1) for i in range(N_SITES)
+        ]
         losses = run.scalars("loss")
         n = losses.num_rows
         assert must < n <= may + 2
@@ -133,7 +135,10 @@ def test_a_kill_of_one_rank_leaves_the_others_alone(tmp_path):
         killed.kill()
         with open_run(path, frame="arrow") as run:
             assert run.status == "live"
-            assert {a["rank"]: a["status"] for a in run.info["attempts"]} == {0: "crashed", 1: "live"}
+            assert {a["rank"]: a["status"] for a in run.info["attempts"]} == {
+                0: "crashed",
+                1: "live",
+            }
         writer.sketches(made.batch(1, 2, rank=1))
     with open_run(path, frame="arrow") as run:
         assert run.status == "crashed"

@@ -70,7 +70,7 @@ class FailingFiles(CountingFiles):
 
 
 class FullFiles(CountingFiles):
-    """A disk with so many bytes left; more can be given back later. Writes half of what fits not."""
+    """A disk with so many bytes left; more can be given back later. Half a write may happen."""
 
     def __init__(self, free_bytes: int) -> None:
         super().__init__()

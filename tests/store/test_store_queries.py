@@ -69,7 +69,7 @@ def test_bins_in_sql_hold_every_value_that_is_not_nan(tmp_path):
     expected = write_sketches(tmp_path / "run", sketches, ranks=2)
     with open_run(tmp_path / "run", frame="arrow") as run:
         rows = run.sql(
-            "select name, sum(count) as n, min(low) as low, max(high) as high from bins group by name"
+            "select name, sum(count) n, min(low) low, max(high) high from bins group by name"
         )
         found = {r["name"]: r for r in rows.to_pylist()}
         for info, sketch in zip(made.sites(4), expected, strict=True):

@@ -1,4 +1,4 @@
-"""What is written is what is read: any batches, in any order, in any split, of any ranks and attempts."""
+"""What is written is what is read: any batches, any order and split, any ranks and attempts."""
 
 import math
 from dataclasses import dataclass, field
@@ -59,7 +59,7 @@ def histories(draw):
 
 
 def play(path, history, seed):
-    """Write the history; returns what a reader must find: {(step, phase, site): sketch} and numbers."""
+    """Write the history; returns all sketches and numbers that were handed over."""
     rng = np.random.default_rng(seed)
     sketches, numbers = [], []
     for attempt in history:
@@ -140,7 +140,8 @@ def assert_reads(path, history, sketches, numbers):
             assert_same_sketch(sketch, expected[key])
         rows = run.stats(phase=None, stat=["count", "rms", "p50"])
         keys = list(zip(*(rows[c].to_pylist() for c in ("step", "phase", "name")), strict=True))
-        assert len(keys) == len(set(keys)) and set(keys) == set(expected)
+        assert len(keys) == len(set(keys))
+        assert set(keys) == set(expected)
         for key, count, rms, median in zip(
             keys, *(rows[c].to_pylist() for c in ("count", "rms", "p50")), strict=True
         ):
@@ -201,7 +202,8 @@ def test_the_last_of_equal_numbers_wins_and_nan_is_kept(tmp_path):
         writer.numbers(made.loss(4, value=5.0))
     with open_run(tmp_path / "run", frame="arrow") as run:
         values = run.scalars("loss")["value"].to_pylist()
-        assert math.isnan(values[0]) and values[1] == 5.0
+        assert math.isnan(values[0])
+        assert values[1] == 5.0
 
 
 def test_names_are_stored_verbatim(tmp_path):

@@ -1,4 +1,4 @@
-"""A run answers questions: by pattern, kind, step, phase and rank, and says clearly what it cannot."""
+"""A run answers questions by pattern, kind, step, phase and rank, and says what it cannot."""
 
 import json
 import os
@@ -145,18 +145,20 @@ def test_counts_are_whole_numbers_and_nothing_to_say_is_nan(tmp_path):
     with open_run(tmp_path / "run", frame="arrow") as run:
         for stat in (["nans", "mean"], ["nans", "mean", "p50"]):
             rows = run.stats(stat=stat)
-            assert rows["nans"].type == pa.int64() and rows["nans"][0].as_py() == 0
-            assert rows["mean"].null_count == 0 and np.isnan(rows["mean"][0].as_py())
+            assert rows["nans"].type == pa.int64()
+            assert rows["nans"][0].as_py() == 0
+            assert rows["mean"].null_count == 0
+            assert np.isnan(rows["mean"][0].as_py())
 
 
 def test_an_unknown_statistic_kind_or_site_is_named_with_what_there_is(run):
-    with pytest.raises(sonde.SondeError, match="Unknown statistic `rmss`.*rms"):
+    with pytest.raises(sonde.SondeError, match=r"Unknown statistic `rmss`.*rms"):
         run.stats(stat="rmss")
-    with pytest.raises(sonde.SondeError, match="Unknown kind `outputs`.*output_grad"):
+    with pytest.raises(sonde.SondeError, match=r"Unknown kind `outputs`.*output_grad"):
         run.stats(kind="outputs")
-    with pytest.raises(sonde.SondeError, match="no site `h.00`.*nearest.*`h.0`"):
+    with pytest.raises(sonde.SondeError, match=r"no site `h.00`.*nearest.*`h.0`"):
         run.stats("h.00")
-    with pytest.raises(sonde.SondeError, match="nearest.*`h.1`"):
+    with pytest.raises(sonde.SondeError, match=r"nearest.*`h.1`"):
         run.sketch("h.11")
     with pytest.raises(sonde.SondeError, match="not a regular expression"):
         run.stats("re:(")
@@ -166,14 +168,14 @@ def test_an_unknown_statistic_kind_or_site_is_named_with_what_there_is(run):
 
 def test_an_ambiguous_site_lists_what_it_could_be(run):
     with pytest.raises(
-        sonde.SondeError, match="2 sites.*`h.0/output/0`, `h.0/output_grad/0`"
+        sonde.SondeError, match=r"2 sites.*`h.0/output/0`, `h.0/output_grad/0`"
     ) as error:
         run.sketch("h.0", slot="0")
     assert "kind=" in str(error.value)
     assert run.sketch("h.0", kind="output", step=2).count == 2001
     assert run.sketch("h.0/output/0", step=2).count == 2001
     assert run.sketch("h.0.weight", kind="param", step=2).count == 2021
-    with pytest.raises(sonde.SondeError, match="has no `update`.*h.0/output/0"):
+    with pytest.raises(sonde.SondeError, match=r"has no `update`.*h.0/output/0"):
         run.sketch("h.0", kind="update")
 
 
@@ -189,7 +191,7 @@ def test_calls_and_slots_tell_sites_apart(tmp_path):
 
 def test_the_last_step_is_the_default_and_a_missing_one_names_its_neighbours(run):
     assert run.sketch("h.0/output/0").count == 9001
-    with pytest.raises(sonde.SondeError, match="no record at step 100.*5, 6, 7, 8, 9"):
+    with pytest.raises(sonde.SondeError, match=r"no record at step 100.*5, 6, 7, 8, 9"):
         run.sketch("h.0/output/0", step=100)
     with pytest.raises(sonde.SondeError, match="no record in phase `test`"):
         run.sketch("h.0/output/0", phase="test")
@@ -227,16 +229,21 @@ def test_merge_in_parts_equals_merge_at_once(run, monkeypatch):
 def test_info_describes_the_run_in_plain_values(run, path):
     info = run.info
     json.dumps(info)
-    assert info["status"] == "finished" and info["reason"] == "finished"
+    assert info["status"] == "finished"
+    assert info["reason"] == "finished"
     assert info["steps"] == {"first": 0, "last": 9, "recorded": 10}
-    assert info["config"]["every"] == 1 and "object" in info["config"]["odd"]
+    assert info["config"]["every"] == 1
+    assert "object" in info["config"]["odd"]
     assert info["versions"]["sonde"] == sonde.__version__
     assert info["overhead"] == 1.01
-    assert info["damaged"] == [] and info["dropped"] == {}
+    assert info["damaged"] == []
+    assert info["dropped"] == {}
     assert [(e["place"], e["count"]) for e in info["skipped"]] == [("h.0", 2)]
     assert [e["code"] for e in info["warnings"]] == ["metric_failed"]
-    assert info["records"] == 88 and info["attempts"][0]["written"] == 88 + 31 + 2
-    assert run.path == str(path) and run.name == "first"
+    assert info["records"] == 88
+    assert info["attempts"][0]["written"] == 88 + 31 + 2
+    assert run.path == str(path)
+    assert run.name == "first"
     assert run.steps == list(range(10))
     assert run.status == "finished"
 
@@ -246,7 +253,8 @@ def test_a_run_with_nothing_in_it_answers_with_nothing(tmp_path):
     with open_run(tmp_path / "run", frame="arrow") as run:
         assert run.stats().num_rows == run.scalars().num_rows == run.metrics().num_rows == 0
         assert run.stats(stat="p50").num_rows == 0
-        assert run.sites.num_rows == 0 and run.steps == []
+        assert run.sites.num_rows == 0
+        assert run.steps == []
         assert run.merge().count == 0
         assert run.info["steps"]["recorded"] == 0
         assert run.stats().schema.names[:2] == ["step", "phase"]
@@ -259,9 +267,9 @@ def test_latest_is_the_newest_run_and_a_folder_of_runs_says_so(tmp_path, monkeyp
     assert open_run(runs / "latest").name == "c"
     monkeypatch.chdir(tmp_path)
     assert open_run().name == "c"
-    with pytest.raises(sonde.RunError, match="folder of runs.*`c`, `b`, `a`"):
+    with pytest.raises(sonde.RunError, match=r"folder of runs.*`c`, `b`, `a`"):
         open_run(runs)
-    with pytest.raises(sonde.RunError, match="no run at.*newest one there is `c`"):
+    with pytest.raises(sonde.RunError, match=r"no run at.*newest one there is `c`"):
         open_run(runs / "d")
     (tmp_path / "empty").mkdir()
     with pytest.raises(sonde.RunError, match="no run in"):

@@ -58,8 +58,7 @@ def _facts(info: dict[str, Any]) -> Group:
     volume += f"{plural(info['numbers'], 'number')}, {_text.bytes_text(info['size_bytes'])}"
     lines = [("saw", f"{seen} · {volume}"), ("started", _started(info))]
     lines.append(("versions", ", ".join(f"{k} {v}" for k, v in info["versions"].items())))
-    if info["config"]:
-        lines.append(("watch", ", ".join(f"{k}={_short(v)}" for k, v in info["config"].items())))
+    lines += _settings(info["config"])
     if info["overhead"] is not None:
         lines.append(("cost", _cost(info["overhead"])))
     grid = Table.grid(padding=(0, 2))
@@ -88,12 +87,28 @@ def _started(info: dict[str, Any]) -> str:
     return " · ".join(parts)
 
 
+def _settings(config: dict[str, Any]) -> list[tuple[str, str]]:
+    """What was watched, and what the user said about the training."""
+    watch, user = config.get("watch"), config.get("user")
+    if not isinstance(watch, dict):
+        watch, user = config, None
+    shown = {"watch": watch, "config": user if isinstance(user, dict) else {}}
+    return [
+        (name, ", ".join(f"{k}={_short(v)}" for k, v in values.items() if v is not None))
+        for name, values in shown.items()
+        if values
+    ]
+
+
 def _cost(overhead: Any) -> str:  # Any: whatever the watch said
     if isinstance(overhead, int | float):
         return f"{overhead:.3f} × the step without Sonde"
-    if isinstance(overhead, dict):
-        return ", ".join(f"{k} {_short(v)}" for k, v in overhead.items())
-    return str(overhead)
+    if not isinstance(overhead, dict):
+        return str(overhead)
+    spent, wall = overhead.get("hooks_s"), overhead.get("wall_s")
+    if isinstance(spent, int | float) and isinstance(wall, int | float) and wall > 0:
+        return f"hooks took {spent:.3g} s of {wall:.3g} s, {100 * spent / wall:.1f} % of the time"
+    return ", ".join(f"{k} {_short(v)}" for k, v in overhead.items())
 
 
 def _non_finite(found: dict[str, Any], info: dict[str, Any]) -> Group | Text | None:
@@ -245,6 +260,7 @@ def _table(*columns: str) -> Table:
 def _without_kind(name: str, kind: str) -> str:
     """`h.3.mlp` for `h.3.mlp/output/0`, `fc.weight` for `fc/param/weight`."""
     module, _, slot = name.partition(f"/{kind}/")
+    module = "the root" if module == "." else module
     return module if slot in {"", "0"} else f"{module}.{slot}"
 
 
@@ -265,5 +281,7 @@ def _percent(share: float | None) -> str:
 
 
 def _short(value: Any, limit: int = 60) -> str:  # Any: a value of the configuration
+    if isinstance(value, list) and all(isinstance(v, str) for v in value):
+        value = " ".join(value)
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -27,17 +27,22 @@ def summarise(run: Run) -> dict[str, Any]:
 
 
 def _non_finite(run: Run) -> dict[str, Any]:
-    """How many sites ever had a NaN or an infinity, and those that had one first."""
+    """How many sites ever had a NaN or an infinity, and those that had one first.
+
+    Of the same step, the site that comes first in the model comes first: that is where to look.
+    """
     rows = run.sql(
         """
         select name, min(step) as first_step, arg_min(nans, step)::bigint as nans,
                arg_min(infs, step)::bigint as infs, count(*) as steps
         from stats where nans + infs > 0 group by name
-        order by first_step, name
         """,
         frame="arrow",
     )
-    return {"sites": rows.num_rows, "first": rows.slice(0, _NON_FINITE_SHOWN).to_pylist()}
+    order = run.catalogue().order
+    found = rows.to_pylist()
+    found.sort(key=lambda row: (row["first_step"], order.get(row["name"], len(order))))
+    return {"sites": len(found), "first": found[:_NON_FINITE_SHOWN]}
 
 
 def _scalars(run: Run) -> list[dict[str, Any]]:
@@ -85,7 +90,7 @@ def _sites(run: Run) -> list[dict[str, Any]]:
         """,
         frame="arrow",
     )
-    order = {name: i for i, name in enumerate(run.catalogue().order)}
+    order = run.catalogue().order
     found: list[dict[str, Any]] = rows.to_pylist()
     return sorted(found, key=lambda site: (_kind_place(site["kind"]), order.get(site["name"], 0)))
 

@@ -401,7 +401,7 @@ class Run:
                     cursor.close()
             except duckdb.IOException:
                 # Compacted away since we looked? Then look again; else it is the query's own error.
-                if all(os.path.exists(path) for path in snapshot.paths()):
+                if not _has_vanished(snapshot) and not _has_vanished(self._snapshot):
                     raise
         raise RunError(
             f"The files of `{self.path}` vanish while they are read. Is it being deleted?"
@@ -474,6 +474,11 @@ def _read_about(path: str) -> tuple[Document, str | None]:
         raise RunError(f"`{path}` is not a run: it has no `{locations.RUN_FILE}`.") from None
     except (DamagedError, OSError) as error:
         return {}, str(error)
+
+
+def _has_vanished(snapshot: Snapshot | None) -> bool:
+    """Whether a segment of the snapshot is gone. Views of another thread count too."""
+    return snapshot is not None and not all(os.path.exists(path) for path in snapshot.paths())
 
 
 def _differ(a: Snapshot, b: Snapshot) -> bool:
