@@ -20,6 +20,9 @@ the memory alive and the row to themselves until the call returns.
         0. Two tensors may share a row, at the price of a single thread.
     merge(row, other)
         Add one row to another.
+    launch(entry, function, blocks, threads, stream, *arguments)
+        Launch a function on a CUDA device through the driver's entry at that address; the driver's
+        error, or 0.
     paths(), use_path(name), thread_runtime()
         For tests and benchmarks: the instruction sets this processor has, best first; which one to
         use; where threads come from, `openmp` or `pthreads`.
@@ -48,6 +51,7 @@ try:
         add_difference,
         add_many,
         add_strided,
+        launch,
         merge,
         paths,
         thread_runtime,
@@ -66,6 +70,7 @@ __all__ = [
     "add_many",
     "add_strided",
     "available",
+    "launch",
     "merge",
     "pack",
     "paths",
@@ -106,10 +111,11 @@ def available() -> bool:
     return _AVAILABLE
 
 
-def pack(table: Table, indices: NDArray[np.int64]) -> Sketches:
-    """The chosen rows of a table as columns; the rows are empty afterwards.
+def pack(table: Table, indices: NDArray[np.int64], *, empties: bool = True) -> Sketches:
+    """The chosen rows of a table as columns; the rows are empty afterwards, unless told otherwise.
 
-    `indices` must be distinct. Other Python threads run meanwhile, and must leave these rows alone.
+    `indices` must be distinct if rows are emptied. Other Python threads run meanwhile, and must
+    leave these rows alone.
     """
     if table.dtype != np.int64 or table.shape[1:] != (WORDS,) or not table.flags.c_contiguous:
         raise ValueError(f"`table` must be a contiguous int64 array of {WORDS} columns.")
@@ -135,6 +141,7 @@ def pack(table: Table, indices: NDArray[np.int64]) -> Sketches:
         _address(columns.extrema),
         _address(columns.bin_ids),
         _address(columns.bin_counts),
+        empties,
     )
     return columns
 

@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from sonde.kernels.row import ROW_BYTES, WORDS
+from sonde.kernels import c
+from sonde.kernels.row import WORDS
 
 DTYPES: Final[dict[str, int]] = {
     name: code
@@ -66,63 +67,37 @@ class Unavailable(Exception):  # noqa: N818  # a reason to use another kernel, n
     """There is no way to compile or load the kernel here; the text says why."""
 
 
-@dataclass(slots=True)
-class _Entry:
-    """A function on the device with room for its arguments, so that a launch allocates nothing."""
-
-    function: c_void_p
-    values: list[Any]
-    pointers: Any
-
-
 class Kernel:
-    """The compiled kernel on one device. Not thread-safe: the owner serialises launches."""
+    """The compiled kernel on one device. Arguments are addresses; nothing here waits."""
 
     def __init__(
-        self,
-        device: int,
-        library: Any,
-        image: bytes,
-        capability: tuple[int, int],
-        multiprocessors: int,
+        self, driver: Any, image: bytes, capability: tuple[int, int], multiprocessors: int
     ) -> None:
-        self.device = device
+        self._driver = driver
+        self._entry: int = ctypes.cast(driver.cuLaunchKernel, c_void_p).value or 0
         self._multiprocessors = multiprocessors
-        self._cuda = library
-        self._launch = library.cuLaunchKernel
         module = c_void_p()
-        _check(library, library.cuModuleLoadData(byref(module), c_char_p(image)), "load")
-        pointer, long, number = c_void_p, c_uint64, c_int
-        signature = [pointer, long, pointer, long, pointer]
+        _check(driver, driver.cuModuleLoadData(byref(module), c_char_p(image)), "load the kernel")
         self._one = {
-            name: self._entry(module, entry, signature)
+            name: self._function(module, entry)
             for name, entry in _VECTORS.items()
             if name != "float8_e4m3fn" or capability >= (8, 9)
         }
-        self._view = self._entry(
-            module, "view", [pointer, long, number, _Shape, pointer, long, pointer]
-        )
+        self._view = self._function(module, "view")
+        self._take = self._function(module, "take")
         self._many = [
-            self._entry(module, name, [pointer, number, pointer])
-            for name in ("many_plain", "many_copy", "many_difference")
+            self._function(module, name) for name in ("many_plain", "many_copy", "many_difference")
         ]
-        self._take = self._entry(module, "take", [pointer, pointer, long])
 
     def one(
         self, dtype: str, x: int, n: int, row: int, *, repeat: int, stream: int, gate: int = 0
     ) -> None:
         """Add `n` values that lie dense in memory to a row, each seen `repeat` times."""
-        entry = self._one.get(dtype)
-        if entry is None:
+        function = self._one.get(dtype)
+        if function is None:
             self.view(dtype, x, (n,), (1,), row, repeat=repeat, stream=stream, gate=gate)
-            return
-        values = entry.values
-        values[0].value = x
-        values[1].value = n
-        values[2].value = row
-        values[3].value = repeat
-        values[4].value = gate
-        self._run(entry, self._blocks(n), stream)
+        else:
+            self._launch(function, self._blocks(n), stream, x, n, row, repeat, gate)
 
     def view(
         self,
@@ -137,22 +112,11 @@ class Kernel:
         gate: int = 0,
     ) -> None:
         """Add the values of a view of up to five dimensions to a row."""
-        n = 1
-        shape = _Shape()
-        for i in range(MAX_DIMENSIONS):
-            inner = i - MAX_DIMENSIONS + len(sizes)
-            shape.size[i] = sizes[inner] if inner >= 0 else 1
-            shape.stride[i] = strides[inner] if inner >= 0 else 0
-            n *= shape.size[i]
-        values = self._view.values
-        values[0].value = x
-        values[1].value = n
-        values[2].value = DTYPES[dtype]
-        ctypes.memmove(byref(values[3]), byref(shape), ctypes.sizeof(shape))
-        values[4].value = row
-        values[5].value = repeat
-        values[6].value = gate
-        self._run(self._view, self._blocks(n), stream)
+        n = math.prod(sizes)
+        more = MAX_DIMENSIONS - len(sizes)
+        shape = (*(1,) * more, *sizes, *(0,) * more, *strides)
+        code = DTYPES[dtype]
+        self._launch(self._view, self._blocks(n), stream, x, n, code, row, repeat, gate, *shape)
 
     def many(self, mode: int, table: int, n_stretches: int, *, stream: int, gate: int = 0) -> None:
         """Add all stretches of a table (in device memory) to their rows.
@@ -160,50 +124,39 @@ class Kernel:
         A stretch is six words: address, address of the copy or of the older version (or 0), length,
         address of the row, format, nothing. Stretches of one tensor follow each other.
         """
-        entry = self._many[mode]
-        values = entry.values
-        values[0].value = table
-        values[1].value = n_stretches
-        values[2].value = gate
-        self._run(entry, min(n_stretches, 2 * self._multiprocessors), stream)
+        blocks = min(n_stretches, 2 * self._multiprocessors)
+        self._launch(self._many[mode], blocks, stream, table, n_stretches, gate)
 
     def take(self, rows: int, n_rows: int, to: int, *, stream: int) -> None:
         """Copy rows to another place in device memory (or nowhere, 0) and empty them."""
-        values = self._take.values
-        values[0].value = rows
-        values[1].value = to
-        values[2].value = n_rows * WORDS
-        self._run(self._take, min(n_rows * 4, 8 * self._multiprocessors), stream)
+        blocks = min(n_rows * 4, 8 * self._multiprocessors)
+        self._launch(self._take, blocks, stream, rows, to, n_rows * WORDS)
 
-    def _entry(self, module: c_void_p, name: str, types: list[Any]) -> _Entry:
+    def _function(self, module: c_void_p, name: str) -> int:
         function = c_void_p()
-        found = self._cuda.cuModuleGetFunction(byref(function), module, name.encode())
-        _check(self._cuda, found, name)
-        values = [t() for t in types]
-        addresses = [ctypes.cast(ctypes.pointer(v), c_void_p) for v in values]
-        return _Entry(function, values, (c_void_p * len(values))(*addresses))
+        found = self._driver.cuModuleGetFunction(byref(function), module, name.encode())
+        _check(self._driver, found, f"find `{name}`")
+        return function.value or 0
 
     def _blocks(self, n: int) -> int:
         most = self._multiprocessors * (2 if n > LARGE else 1)
         return min(max(n // VALUES_PER_BLOCK, 1), most)
 
-    def _run(self, entry: _Entry, blocks: int, stream: int) -> None:
-        failed = self._launch(
-            entry.function, blocks, 1, 1, THREADS, 1, 1, 0, stream, entry.pointers, None
-        )
+    def _launch(self, function: int, blocks: int, stream: int, *arguments: int) -> None:
+        if c.available():
+            failed = c.launch(self._entry, function, blocks, THREADS, stream, *arguments)
+        else:
+            words = [c_uint64(a) for a in arguments]
+            at = (c_void_p * len(words))(*(ctypes.addressof(w) for w in words))
+            failed = self._driver.cuLaunchKernel(
+                function, blocks, 1, 1, THREADS, 1, 1, 0, stream, at, None
+            )
         if failed:
-            _check(self._cuda, failed, "launch")
-
-
-class _Shape(ctypes.Structure):
-    _fields_ = (
-        ("size", ctypes.c_int64 * MAX_DIMENSIONS),
-        ("stride", ctypes.c_int64 * MAX_DIMENSIONS),
-    )
+            _check(self._driver, failed, "launch the kernel")
 
 
 @cache
-def load(device: int, capability: tuple[int, int], multiprocessors: int) -> Kernel:
+def load(device: int, capability: tuple[int, int], multiprocessors: int) -> Kernel:  # noqa: ARG001  # the cache keeps one per device
     """The kernel on that device, compiled or taken from the cache.
 
     The device's context must exist and be current (any allocation on it makes it so).
@@ -222,7 +175,7 @@ def load(device: int, capability: tuple[int, int], multiprocessors: int) -> Kern
         c_void_p,
         c_void_p,
     ]
-    return Kernel(device, driver, image(capability), capability, multiprocessors)
+    return Kernel(driver, image(capability), capability, multiprocessors)
 
 
 def image(capability: tuple[int, int]) -> bytes:
@@ -322,8 +275,3 @@ def _check(library: Any, result: int, doing: str) -> None:
         library.cuGetErrorString(result, byref(text))
         said = text.value.decode() if text.value else f"error {result}"
         raise Unavailable(f"CUDA could not {doing}: {said}")
-
-
-def row_address(base: int, index: int) -> int:
-    """Address of a row in a table that begins at `base`."""
-    return base + index * ROW_BYTES

@@ -186,15 +186,15 @@ static PyObject *count_bins(PyObject *Py_UNUSED(self), Arguments arguments, Py_s
 
 static PyObject *pack(PyObject *Py_UNUSED(self), Arguments arguments, Py_ssize_t n)
 {
-    int64_t a[9];
+    int64_t a[10];
     int is_whole;
-    if (!take("pack", arguments, n, 9, a))
+    if (!take("pack", arguments, n, 10, a))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
     is_whole = sonde_pack((int64_t *)(intptr_t)a[0], (const int64_t *)(intptr_t)a[1], a[2],
                           (const int64_t *)(intptr_t)a[3], (int64_t *)(intptr_t)a[4],
                           (int64_t *)(intptr_t)a[5], (int64_t *)(intptr_t)a[6],
-                          (int16_t *)(intptr_t)a[7], (int64_t *)(intptr_t)a[8]);
+                          (int16_t *)(intptr_t)a[7], (int64_t *)(intptr_t)a[8], a[9] != 0);
     Py_END_ALLOW_THREADS
     if (!is_whole) {
         PyErr_SetString(PyExc_RuntimeError, "A row changed while it was packed, or was named twice. "
@@ -202,6 +202,30 @@ static PyObject *pack(PyObject *Py_UNUSED(self), Arguments arguments, Py_ssize_t
         return NULL;
     }
     Py_RETURN_NONE;
+}
+
+/* Launch a function on a CUDA device. The driver is not linked: the caller found `cuLaunchKernel`, and
+   passes its address. All arguments of the function are words. Other Python threads do not run
+   meanwhile: giving them the interpreter for so short a call is what makes a training thread wait. */
+static PyObject *launch(PyObject *Py_UNUSED(self), Arguments arguments, Py_ssize_t n)
+{
+    typedef int (*Launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                          unsigned, void *, void **, void **);
+    enum { FIXED = 5, MOST = 24 };
+    int64_t a[MOST];
+    void *pointers[MOST - FIXED];
+    if (n < FIXED || n > MOST) {
+        PyErr_Format(PyExc_TypeError, "`launch` takes 5 to 24 arguments, got %zd.", n);
+        return NULL;
+    }
+    if (!take("launch", arguments, n, n, a))
+        return NULL;
+    for (Py_ssize_t i = FIXED; i < n; i++)
+        pointers[i - FIXED] = a + i;
+    int failed = ((Launch)(intptr_t)a[0])((void *)(intptr_t)a[1], (unsigned)a[2], 1, 1,
+                                          (unsigned)a[3], 1, 1, 0, (void *)(intptr_t)a[4], pointers,
+                                          NULL);
+    return PyLong_FromLong(failed);
 }
 
 static PyObject *paths(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(none))
@@ -244,6 +268,7 @@ static PyMethodDef methods[] = {
     FAST(merge),
     FAST(count_bins),
     FAST(pack),
+    FAST(launch),
     {"paths", paths, METH_NOARGS, NULL},
     {"use_path", use_path, METH_O, NULL},
     {"thread_runtime", thread_runtime, METH_NOARGS, NULL},

@@ -59,10 +59,11 @@ int64_t sonde_count_bins(const int64_t *table, const int64_t *indices, int64_t n
     return offsets[n];
 }
 
-/* Every chosen row becomes one row of the columns, and empty. False if a row's bins are not as many
-   as were counted. */
+/* Every chosen row becomes one row of the columns, and empty if asked for. False if a row's bins are
+   not as many as were counted. */
 int sonde_pack(int64_t *table, const int64_t *indices, int64_t n, const int64_t *offsets,
-               int64_t *counts, int64_t *sums, int64_t *extrema, int16_t *ids, int64_t *bin_counts)
+               int64_t *counts, int64_t *sums, int64_t *extrema, int16_t *ids, int64_t *bin_counts,
+               int empties)
 {
     for (int64_t i = 0; i < n; i++) {
         int64_t *row = table + indices[i] * WORDS, at = offsets[i], end = offsets[i + 1];
@@ -81,12 +82,15 @@ int sonde_pack(int64_t *table, const int64_t *indices, int64_t n, const int64_t 
                 ids[at] = (int16_t)(b + k);
                 bin_counts[at++] = bins[k];
             }
-            memset(bins, 0, 8 * sizeof *bins); /* only these: empty bins stay out of the cache */
+            if (empties)
+                memset(bins, 0, 8 * sizeof *bins); /* only these: the rest stays out of the cache */
         }
         if (at != end)
             return 0;
-        memset(row, 0, HEADER * sizeof *row);
-        clear_extrema(row);
+        if (empties) {
+            memset(row, 0, HEADER * sizeof *row);
+            clear_extrema(row);
+        }
     }
     return 1;
 }

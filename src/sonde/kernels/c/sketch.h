@@ -105,6 +105,7 @@ void sonde_clear(int64_t *row);
 void sonde_merge(int64_t *row, const int64_t *other);
 int64_t sonde_count_bins(const int64_t *table, const int64_t *indices, int64_t n, int64_t *offsets);
 int sonde_pack(int64_t *table, const int64_t *indices, int64_t n, const int64_t *offsets,
-               int64_t *counts, int64_t *sums, int64_t *extrema, int16_t *ids, int64_t *bin_counts);
+               int64_t *counts, int64_t *sums, int64_t *extrema, int16_t *ids, int64_t *bin_counts,
+               int empties);
 
 #endif

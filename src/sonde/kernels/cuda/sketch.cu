@@ -570,7 +570,7 @@ ONE(E4M3FN)
 #endif
 
 // Any other format, and views that are not dense: up to five dimensions, sizes and strides in
-// elements, outermost first.
+// elements, outermost first. (Arguments of entries are single words: simpler to pass.)
 struct Shape { i64 size[5], stride[5]; };
 
 __device__ __forceinline__ i64 place(const Shape &shape, i64 i) {
@@ -583,10 +583,12 @@ __device__ __forceinline__ i64 place(const Shape &shape, i64 i) {
   return at;
 }
 
-extern "C" __global__ void view(const void *x, i64 n, int format, Shape shape, u64 *row, u64 repeat,
-                                const int *gate) {
+extern "C" __global__ void view(const void *x, i64 n, int format, u64 *row, u64 repeat,
+                                const int *gate, i64 n0, i64 n1, i64 n2, i64 n3, i64 n4, i64 s0,
+                                i64 s1, i64 s2, i64 s3, i64 s4) {
   __shared__ u32 hist[BINS];
   if (gate && !*gate) return;
+  const Shape shape = {{n0, n1, n2, n3, n4}, {s0, s1, s2, s3, s4}};
   u32 h = empty(hist);
   i64 first = (i64)blockIdx.x * blockDim.x + threadIdx.x, threads = (i64)gridDim.x * blockDim.x;
   if (is_wide(format)) {
