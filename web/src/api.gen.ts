@@ -140,12 +140,15 @@ export interface Server {
 
 /**
  * A run in the list, as far as it can be told without opening a segment.
+ *
+ * `stamp` changes whenever the run does. `last_step` is that of the last sign of life, which comes
+ * every few seconds.
  */
 export interface RunRow {
   id: string;
   name: string;
   status: RunStatus;
-  version: string;
+  stamp: string;
   created_ms: number;
   last_seen_ms: number | null;
   last_step: number | null;
@@ -589,7 +592,8 @@ export interface CrossSection {
 /**
  * The value of one box. Of a folded box: of its first instance, and the spread over all.
  *
- * `row` is its line in `Tint.sparks`, -1 if it has none.
+ * A box that has no site of the kind itself shows the largest of the sites inside of it
+ * (`is_inside`). `row` is its line in `Tint.sparks`, -1 if it has none.
  */
 export interface NodeTint {
   id: string;
@@ -600,6 +604,7 @@ export interface NodeTint {
   median: number | null;
   high: number | null;
   sites: number;
+  is_inside: boolean;
   row: number;
 }
 
@@ -801,7 +806,8 @@ export interface SectionQuestion {
 /**
  * A statistic of all boxes of a level at a step (the last one by default).
  *
- * `node`, `fold` and `unfold` as in `LevelQuestion`: the answer speaks of the same boxes.
+ * `node`, `fold` and `unfold` as in `LevelQuestion`: the answer speaks of the same boxes. The
+ * lines depend on the window alone: with `sparks=0` they are left out.
  */
 export interface TintQuestion {
   run: string;
@@ -815,6 +821,7 @@ export interface TintQuestion {
   phase?: string;
   first?: number;
   last?: number;
+  sparks?: boolean;
   columns?: number;
 }
 

@@ -168,19 +168,17 @@ class Tree:
         ]
 
     @cached_property
-    def folded_path(self) -> Mapping[str, tuple[str, int]]:
-        """For each path that of the module that stands for it when all repeats are folded, and for
-        how many it stands."""
-        found: dict[str, tuple[str, int]] = {}
-        if self.branches:
-            found[""] = ("", 1)
+    def folded_path(self) -> Mapping[str, tuple[str, str]]:
+        """For each path that of the module that stands for it when all repeats are folded, and the
+        same with a star in place of each number that is folded."""
+        found: dict[str, tuple[str, str]] = {"": ("", "")}
         for i, branch in enumerate(self.branches):
-            home, count = found[branch.module.path]
+            home, pattern = found[branch.module.path]
             for run in self.runs(i):
                 first = self.branches[run[0]].name
-                for member in run:
-                    path = f"{home}.{first}" if home else first
-                    found[self.branches[member].module.path] = (path, count * len(run))
+                star = "*" if len(run) > 1 else first
+                paths = (_joined(home, first), _joined(pattern, star))
+                found.update((self.branches[member].module.path, paths) for member in run)
         return found
 
 
@@ -242,6 +240,10 @@ def _children_by_path(known: Iterable[str]) -> dict[str, list[str]]:
             siblings[at] = None
             at = above
     return {path: list(below) for path, below in found.items()}
+
+
+def _joined(above: str, name: str) -> str:
+    return f"{above}.{name}" if above else name
 
 
 def _own_name(path: str) -> str:

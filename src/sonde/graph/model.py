@@ -28,6 +28,21 @@ def node_id(module: str, call: int) -> str:
     return f"{module or ROOT}#{call}" if call else (module or ROOT)
 
 
+def tree_nodes(paths: Iterable[str]) -> list[GraphNode]:
+    """A node per module, each inside of the next module above it: what is known without calls."""
+    known = dict.fromkeys(("", *paths))
+    nodes = []
+    for path in known:
+        above = path
+        while above:
+            above = above.rpartition(".")[0]
+            if above in known:
+                break
+        parent = node_id(above, 0) if path else ""
+        nodes.append(GraphNode(node_id(path, 0), path, 0, "module", parent))
+    return nodes
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """A node as seen over all passes. `type` is the class of its module."""

@@ -118,7 +118,7 @@ class LinesQuestion:
     first: int | None = _step()
     last: int | None = _step()
     columns: int = _number(1024, 8, MAX_COLUMNS)
-    after: str | None = None
+    after: str | None = _text(None, 4096)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class HeatQuestion:
     rows: int = _number(2048, 1, 8192)
     aggregate: Aggregate = "max_abs"
     norm: Norm = "none"
-    after: str | None = None
+    after: str | None = _text(None, 4096)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +165,7 @@ class KymographQuestion:
     range: RangeMode = "robust"
     low: float | None = None
     high: float | None = None
-    after: str | None = None
+    after: str | None = _text(None, 4096)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +191,8 @@ class SectionQuestion:
 class TintQuestion:
     """A statistic of all boxes of a level at a step (the last one by default).
 
-    `node`, `fold` and `unfold` as in `LevelQuestion`: the answer speaks of the same boxes.
+    `node`, `fold` and `unfold` as in `LevelQuestion`: the answer speaks of the same boxes. The
+    lines depend on the window alone: with `sparks=0` they are left out.
     """
 
     run: str
@@ -205,6 +206,7 @@ class TintQuestion:
     phase: str = "train"
     first: int | None = _step()
     last: int | None = _step()
+    sparks: bool = True
     columns: int = _number(48, 8, 512)
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from sonde.record import KINDS
 from sonde.views import envelope, questions, specs
 from sonde.views.routes import ROUTES
+from sonde.views.specs import numbers, parts, runs, structure
 
 _ARRAYS = {
     specs.F64: "Float64Array",
@@ -23,7 +24,9 @@ _ARRAYS = {
     specs.U8: "Uint8Array",
 }
 
-_LITERALS = {get_args(v): n for n, v in vars(specs).items() if get_origin(v) is Literal}
+_SPECS = (parts, runs, structure, numbers)
+
+_LITERALS = {get_args(v): n for n, v in vars(parts).items() if get_origin(v) is Literal}
 
 _ANSWER = """/** Every answer, decoded (web/API.md). `run` is null where none was asked about. */
 export interface Answer<T> {
@@ -37,18 +40,18 @@ export interface Answer<T> {
 
 def generate() -> str:
     """The whole file."""
-    parts = [
+    found = [
         "// Written by `python -m sonde.views.typescript`. Do not edit.",
         f"export const API = {envelope.API};",
         f"export const KINDS = [{', '.join(_quoted(k) for k in KINDS)}] as const;",
         "export const EMPTY = 0;\nexport const NUMBER = 1;\nexport const NONFINITE = 2;",
         "\n".join(f"export type {n} = {_union(a)};" for a, n in _LITERALS.items()),
         _ANSWER,
-        *(_interface(c, is_question=False) for c in _dataclasses(specs)),
+        *(_interface(c, is_question=False) for m in _SPECS for c in _dataclasses(m)),
         *(_interface(c, is_question=True) for c in _dataclasses(questions)),
         _routes(),
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(found) + "\n"
 
 
 def _dataclasses(module: types.ModuleType) -> Iterator[type]:

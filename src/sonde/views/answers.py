@@ -1,0 +1,36 @@
+"""Answers: which function answers which view."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from sonde.views import (
+    header,
+    heat,
+    kymograph,
+    level,
+    lines,
+    movers,
+    panel,
+    section,
+    tint,
+    tree,
+)
+from sonde.views.subject import Subject
+
+ANSWERS: Final[Mapping[str, Callable[[Subject, Any], object]]] = {
+    "run": header.answer,
+    "spark": lines.spark,
+    "tree": tree.answer,
+    "level": level.answer,
+    "panel": panel.answer,
+    "search": tree.search,
+    "lines": lines.answer,
+    "heat": heat.answer,
+    "kymograph": kymograph.answer,
+    "section": section.answer,
+    "tint": tint.answer,
+    "movers": movers.answer,
+}
+"""The views of one run. `server`, `runs` and `state` are of none: see `sonde.views.shelf`."""

@@ -1,0 +1,184 @@
+"""The kymograph: how the values of one site are spread, over time. Exact: from sketch bins."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde._errors import SondeError
+from sonde.record import COUNTS, Sketches
+from sonde.sketch import Sketch, concatenate, merge_groups, row, statistic
+from sonde.sketch.columns import empty
+from sonde.store import sketching
+from sonde.store.selection import Selection
+from sonde.views import axes, columns, honesty
+from sonde.views.columns import Grid
+from sonde.views.questions import KymographQuestion
+from sonde.views.specs import Bounds, Kymograph
+from sonde.views.subject import NotFoundError, Subject, site_ref
+
+_ROWS_AT_ONCE: Final = 20_000
+_QUANTILES: Final = (0.01, 0.5, 0.99)
+
+
+def answer(subject: Subject, question: KymographQuestion) -> Kymograph:
+    """Columns of steps by cells of values, with percentiles and everything that is in no cell."""
+    entry = subject.site(question.site)
+    progress = subject.progress
+    chosen = Selection(["not replaced"]).equal("name", entry.site.name)
+    chosen.equal("phase", question.phase).equal("rank", question.rank)
+    chosen.steps((question.first, question.last))
+    steps = _steps(subject, chosen)
+    if len(steps) == 0:
+        raise NotFoundError("no_such_step", "Nothing was recorded here in these steps.")
+    tag = repr((entry.site.name, question.phase, question.rank, question.first))
+    whole = columns.grid(steps, question.columns, progress, ("stats",), tag=tag)
+    merged = _merged(subject, chosen, whole)
+    low, high = _ends(question, merged)
+    edges = axes.edges(question.scale, low, high, question.cells)
+    tag += repr((question.scale, question.cells, low, high))
+    grid = columns.grid(
+        steps, question.columns, progress, ("stats",), after=question.after, tag=tag
+    )
+    kept = merged
+    if grid.from_step is not None:
+        kept = _tail(merged, len(grid))
+    return _kymograph(subject, question, kept, grid, edges, merged)
+
+
+def _steps(subject: Subject, chosen: Selection) -> NDArray[np.int64]:
+    rows = subject.ask(
+        f"select distinct step from records where {chosen.where} order by step", chosen.parameters
+    )
+    found: NDArray[np.int64] = rows["step"].to_numpy()
+    return found
+
+
+def _merged(subject: Subject, chosen: Selection, grid: Grid) -> Sketches:
+    """One sketch per column. Reads a part of the rows at a time."""
+    merged = empty()
+    for first, last in _parts(grid.steps):
+        part = Selection([*chosen.conditions], [*chosen.parameters]).steps((first, last))
+        rows = subject.ask(
+            f"select step, {sketching.COLUMNS} from records where {part.where}", part.parameters
+        )
+        groups = grid.column_of(rows["step"].to_numpy() // grid.stride)
+        both = concatenate([merged, sketching.from_rows(rows)])
+        known = np.arange(len(merged), dtype=np.int64)
+        merged = merge_groups(both, np.concatenate([known, groups]), len(grid))
+    return merged
+
+
+def _parts(steps: NDArray[np.int64]) -> list[tuple[int, int]]:
+    return [
+        (int(part[0]), int(part[-1]))
+        for part in (steps[i : i + _ROWS_AT_ONCE] for i in range(0, len(steps), _ROWS_AT_ONCE))
+    ]
+
+
+def _ends(question: KymographQuestion, merged: Sketches) -> tuple[float, float]:
+    if question.range == "fixed":
+        if question.low is None or question.high is None:
+            raise SondeError("`range=fixed` needs `low` and `high`.")
+        return question.low, question.high
+    everything = merge_groups(merged, np.zeros(len(merged), np.int64), 1)
+    return axes.ends(row(everything, 0), question.scale, question.range)
+
+
+def _tail(merged: Sketches, n: int) -> Sketches:
+    """The last `n` sketches."""
+    first = len(merged) - n
+    start = merged.offsets[first]
+    return Sketches(
+        merged.counts[first:],
+        merged.sums[first:],
+        merged.extrema[first:],
+        merged.offsets[first:] - start,
+        merged.bin_ids[start:],
+        merged.bin_counts[start:],
+    )
+
+
+def _kymograph(
+    subject: Subject,
+    question: KymographQuestion,
+    kept: Sketches,
+    grid: Grid,
+    edges: NDArray[np.float64],
+    whole: Sketches,
+) -> Kymograph:
+    n, cells = len(kept), len(edges) - 1
+    counts = np.zeros((n, cells), np.float32)
+    below, above = np.zeros(n, np.float32), np.zeros(n, np.float32)
+    lines = np.full((len(_QUANTILES), n), np.nan, np.float32)
+    for i in range(n):
+        one = row(kept, i)
+        found = axes.counts(one, question.scale, edges)
+        counts[i] = found
+        below[i], above[i] = axes.outside(one, question.scale, edges, float(found.sum()))
+        lines[:, i] = _lines(one, question.scale)
+    by_name = {name: kept.counts[:, i].astype(np.float64) for i, name in enumerate(COUNTS)}
+    total = by_name["count"]
+    shares = counts / np.maximum(total, 1.0)[:, None]
+    return Kymograph(
+        site=site_ref(subject.site(question.site)),
+        scale=question.scale,
+        columns=grid.columns(),
+        edges=edges,
+        counts=counts,
+        below=below,
+        above=above,
+        zeros=by_name["zeros"],
+        nans=by_name["nans"],
+        pos_infs=by_name["pos_infs"],
+        neg_infs=by_name["neg_infs"],
+        total=total,
+        p1=lines[0],
+        p50=lines[1],
+        p99=lines[2],
+        low=_read(kept, "min"),
+        high=_read(kept, "max"),
+        mean=_read(kept, "mean"),
+        rms=_read(kept, "rms"),
+        limits=_limits(edges, whole),
+        range=question.range,
+        has_zero=bool(edges[0] <= 0 <= edges[-1]),
+        max_share=float(shares.max(initial=0.0)),
+        first_nonfinite_step=_first_bad(kept, grid),
+        notes=tuple(honesty.step_notes(grid, "all values together", question.rank)),
+    )
+
+
+def _lines(sketch: Sketch, scale: str) -> NDArray[np.float64]:
+    """Percentiles of the values; of their magnitudes on an axis of magnitudes."""
+    if sketch.finite == 0:
+        return np.full(len(_QUANTILES), np.nan)
+    if scale in {"log", "exponent"}:
+        return axes.magnitude_quantiles(sketch, _QUANTILES)
+    return sketch.quantiles(_QUANTILES)
+
+
+def _read(s: Sketches, name: str) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        return statistic(name)(s).astype(np.float32)
+
+
+def _limits(edges: NDArray[np.float64], whole: Sketches) -> Bounds:
+    low, high = statistic("min")(whole), statistic("max")(whole)
+    least = statistic("min_abs")(whole)
+    return Bounds(
+        low=float(edges[0]),
+        high=float(edges[-1]),
+        min=float(np.nanmin(low)) if not np.isnan(low).all() else None,
+        max=float(np.nanmax(high)) if not np.isnan(high).all() else None,
+        least_positive=float(np.nanmin(least)) if not np.isnan(least).all() else None,
+        low_share=0.0,
+        high_share=0.0,
+    )
+
+
+def _first_bad(kept: Sketches, grid: Grid) -> int | None:
+    bad = np.flatnonzero(kept.counts[:, 2:5].sum(axis=1))
+    return int(grid.columns().first[bad[0]]) if len(bad) else None
