@@ -1,0 +1,98 @@
+"""`sonde view`: the explorer, in a browser."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import sys
+
+HELP = "open the explorer in a browser: the graph of a model and what happens inside, live"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folder", metavar="DIR", nargs="?", default="runs", help="of runs, or a run (default: runs)"
+    )
+    parser.add_argument(
+        "--port", type=int, default=7007, help="where to listen (default: 7007, or one of the next)"
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="where to listen (default: this machine only)"
+    )
+    parser.add_argument("--no-browser", action="store_true", help="print the address, open nothing")
+    parser.add_argument(
+        "--no-token", action="store_true", help="let in everybody on this machine without a token"
+    )
+    parser.add_argument(
+        "--allow-host",
+        metavar="NAME[:PORT]",
+        action="append",
+        default=[],
+        help="a further name under which the server is reached; may be given again",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from sonde._errors import SondeError
+
+    is_loopback = _is_loopback(arguments.host)
+    if arguments.no_token and not is_loopback:
+        raise SondeError(
+            f"`--no-token` is for this machine only; with `--host {arguments.host}` anybody on the "
+            "network could read your runs."
+        )
+    if not 0 <= arguments.port <= 65535:
+        raise SondeError(f"`--port` must lie between 0 and 65535, got {arguments.port}.")
+    if os.path.exists(arguments.folder) and not os.path.isdir(arguments.folder):
+        raise SondeError(f"`{arguments.folder}` is a file. Pass a folder of runs, or a run.")
+    try:
+        from sonde.present import server
+    except ImportError as error:
+        raise SondeError(str(error)) from None
+    if not is_loopback:
+        print(
+            f"sonde: listening on {arguments.host}: whoever has the address with its token can "
+            "read these runs. The connection is not encrypted.",
+            file=sys.stderr,
+        )
+    try:
+        server.serve(
+            os.path.abspath(arguments.folder),
+            host=arguments.host,
+            port=arguments.port,
+            token=None if arguments.no_token else server.fresh_token(),
+            allowed_hosts=arguments.allow_host,
+            shown_as=arguments.folder,
+            on_start=lambda where: _tell(where, arguments),
+        )
+    except ImportError as error:
+        raise SondeError(str(error)) from None
+    return 0
+
+
+def _tell(where: str, arguments: argparse.Namespace) -> None:
+    print(f"Sonde looks at `{arguments.folder}`. Open:\n\n    {where}\n", flush=True)
+    if "SSH_CONNECTION" in os.environ and _is_loopback(arguments.host):
+        port = where.rpartition(":")[2].partition("/")[0]
+        print(f"From your own machine: ssh -L {port}:127.0.0.1:{port} THIS_HOST\n", flush=True)
+    print("Ctrl-C ends it.", flush=True)
+    if not arguments.no_browser and _has_screen():
+        import webbrowser
+
+        webbrowser.open(where)
+
+
+def _has_screen() -> bool:
+    if sys.platform in {"darwin", "win32"}:
+        return "SSH_CONNECTION" not in os.environ
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,225 @@
+"""The guard: stands before every address of the server and decides who may ask.
+
+In this order, for every request whatever its address: it is plain HTTP; it is `GET` or `HEAD`; it
+was sent to a name that is ours (or another site could reach us through a name of its own); it does
+not come from another site's page; it carries the token. The guard wraps the whole application, so
+an address that somebody adds later is behind it, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Refuse = Callable[[Scope, Send, int, str, str], Awaitable[None]]
+
+METHODS: Final = ("GET", "HEAD")
+MAX_QUERY_BYTES: Final = 16 << 10
+LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
+
+_OTHER_NAME: Final = (
+    "This server does not answer to that name. "
+    "If it is yours, start it with: sonde view --allow-host NAME:PORT"
+)
+
+HEADERS: Final = {
+    "content-security-policy": (
+        "default-src 'self'; worker-src 'self' blob:; img-src 'self' data: blob:; "
+        "style-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Whom the guard lets through. `token` is None when everybody on this machine may ask."""
+
+    token: str | None
+    hosts: frozenset[str]
+    cookie: str
+
+    @staticmethod
+    def of(*, token: str | None, port: int, host: str, allowed: Iterable[str] = ()) -> Rules:
+        """Rules for a server at that host and port. An allowed name without a port gets ours."""
+        names = [*LOOPBACK, *([host] if host not in {"0.0.0.0", "::", ""} else []), *allowed]  # noqa: S104
+        hosts = set()
+        for name in names:
+            plain = f"[{name}]" if name.count(":") > 1 and not name.startswith("[") else name
+            hosts |= {plain.lower()} if _has_port(plain) else {f"{plain}:{port}".lower()}
+            if port == 80 and not _has_port(plain):
+                hosts.add(plain.lower())
+        return Rules(token, frozenset(hosts), f"sonde-{port}")
+
+    def cookie_value(self) -> str:
+        """What the cookie holds: proof of having had the token, not the token."""
+        assert self.token is not None
+        return hmac.new(self.token.encode(), b"sonde cookie", hashlib.sha256).hexdigest()
+
+
+def new_token() -> str:
+    return secrets.token_urlsafe(24)
+
+
+class Guard:
+    """An ASGI application around another one."""
+
+    def __init__(self, app: App, rules: Rules, refuse: Refuse) -> None:
+        self._app = app
+        self._rules = rules
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        guarded = _with_headers(send)
+        problem = self._problem(scope)
+        if problem is not None:
+            await self._refuse(scope, guarded, *problem)
+        elif self._brings_token(scope):
+            await self._welcome(scope, guarded)
+        elif self._rules.token is not None and not self._is_known(scope):
+            await self._refuse(
+                scope,
+                guarded,
+                401,
+                "unauthorized",
+                "This server needs its token: open the address that `sonde view` printed.",
+            )
+        else:
+            await self._app(scope, receive, guarded)
+
+    def _problem(self, scope: Scope) -> tuple[int, str, str] | None:
+        hosts = _header(scope, b"host")
+        if len(hosts) != 1 or hosts[0].lower() not in self._rules.hosts:
+            return 403, "forbidden", _OTHER_NAME
+        origins = _header(scope, b"origin")
+        own = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
+        if len(origins) > 1 or (origins and origins[0].lower() not in own):
+            return 403, "forbidden", "Other sites may not ask."
+        if _is_from_elsewhere(scope):
+            return 403, "forbidden", "Other sites may not ask."
+        if scope["method"] not in METHODS:
+            return 405, "method_not_allowed", "Only GET and HEAD are answered."
+        if len(scope.get("query_string", b"")) > MAX_QUERY_BYTES:
+            return 400, "bad_request", "This question is too long."
+        return None
+
+    def _brings_token(self, scope: Scope) -> bool:
+        return scope["path"] == "/" and any(name == "token" for name, _ in _query(scope))
+
+    async def _welcome(self, scope: Scope, send: Send) -> None:
+        """A visit with the token in the address: a cookie, and on to the address without it."""
+        given = next(value for name, value in _query(scope) if name == "token")
+        token = self._rules.token
+        if token is not None and not _equal(given, token):
+            await self._refuse(scope, send, 401, "unauthorized", "This is not the token.")
+            return
+        headers = [(b"content-type", b"text/html; charset=utf-8"), (b"cache-control", b"no-store")]
+        if token is not None:
+            cookie = f"{self._rules.cookie}={self._rules.cookie_value()}"
+            cookie += "; Path=/; HttpOnly; SameSite=Strict"
+            headers.append((b"set-cookie", cookie.encode("ascii")))
+        # A browser that comes from another page does not send a strict cookie along a redirect;
+        # it does when our own page takes it further.
+        page = (
+            b'<!doctype html><html lang="en"><head><meta charset="utf-8">'
+            b'<meta http-equiv="refresh" content="0; url=./"><title>Sonde</title></head>'
+            b'<body><a href="./">Sonde</a></body></html>'
+        )
+        is_direct = _header(scope, b"sec-fetch-site") in ([], ["none"], ["same-origin"])
+        if is_direct:
+            headers.append((b"location", b"./"))
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 303 if is_direct else 200,
+                "headers": [*headers, (b"content-length", str(len(page)).encode())],
+            }
+        )
+        await send(
+            {"type": "http.response.body", "body": page if scope["method"] == "GET" else b""}
+        )
+
+    def _is_known(self, scope: Scope) -> bool:
+        token = self._rules.token
+        assert token is not None
+        for header in _header(scope, b"authorization"):
+            scheme, _, given = header.partition(" ")
+            if scheme.lower() == "bearer" and _equal(given, token):
+                return True
+        for header in _header(scope, b"cookie"):
+            try:
+                found = SimpleCookie(header).get(self._rules.cookie)
+            except CookieError:
+                continue
+            if found is not None and _equal(found.value, self._rules.cookie_value()):
+                return True
+        return False
+
+
+def _is_from_elsewhere(scope: Scope) -> bool:
+    """Whether a browser says that another site's page asks. Following a link to us is fine."""
+    if _header(scope, b"sec-fetch-site") in ([], ["none"], ["same-origin"]):
+        return False
+    is_visit = _header(scope, b"sec-fetch-mode") == ["navigate"]
+    is_top = _header(scope, b"sec-fetch-dest") in (["document"], [])
+    return not (is_visit and is_top and scope["path"] == "/")
+
+
+def _with_headers(send: Send) -> Send:
+    """Add what every response must say, unless it says so itself."""
+
+    async def guarded(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            headers = list(message.get("headers", []))
+            present = {name.lower() for name, _ in headers}
+            headers += [
+                (name.encode("ascii"), value.encode("ascii"))
+                for name, value in HEADERS.items()
+                if name.encode("ascii") not in present
+            ]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return guarded
+
+
+def _header(scope: Scope, name: bytes) -> list[str]:
+    return [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name]
+
+
+def _query(scope: Scope) -> list[tuple[str, str]]:
+    text = scope.get("query_string", b"").decode("latin-1")
+    try:
+        return parse_qsl(text, keep_blank_values=True, max_num_fields=200)
+    except ValueError:
+        return []
+
+
+def _equal(a: str, b: str) -> bool:
+    return hmac.compare_digest(a.encode("utf-8", "replace"), b.encode("utf-8", "replace"))
+
+
+def _has_port(host: str) -> bool:
+    return host.rpartition("]")[2].count(":") == 1

@@ -1,0 +1,356 @@
+"""The server: the page, and the API behind it. Reads nothing itself, writes nothing at all.
+
+    app = make_app(folder, rules)       # an ASGI application
+    serve(folder, port=7007)            # until it is stopped
+
+A route parses a question, hands it to a worker and passes the bytes on. `web/API.md` is the
+contract.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from importlib import resources
+from typing import Any, Final
+
+from sonde._errors import SondeError
+from sonde._require import require
+from sonde._version import VERSION
+from sonde.present.guard import App, Guard, Rules, Scope, Send, new_token
+from sonde.present.herald import Herald
+from sonde.present.workers import Reply, Workers
+from sonde.views import envelope
+from sonde.views.questions import QuestionError, StateQuestion, parse
+from sonde.views.routes import ROUTES, Route
+from sonde.views.shelf import HOW_TO_RECORD
+from sonde.views.specs import Failure, Problem, Server
+
+PORT: Final = 7007
+
+_SUFFIXES: Final = {
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+    "png": "image/png",
+    "ico": "image/x-icon",
+    "woff2": "font/woff2",
+    "txt": "text/plain; charset=utf-8",
+    "map": "application/json",
+    "json": "application/json",
+}
+
+_NO_PAGE: Final = b"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Sonde</title></head>
+<body><h1>Sonde</h1><p>The page was not built into this installation. The API is at
+<a href="api/runs">api/runs</a>.</p></body></html>
+"""
+
+_SAY: Final = b"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Sonde</title></head>
+<body><h1>Sonde</h1><p>%s</p></body></html>
+"""
+
+
+def make_app(
+    folder: str, rules: Rules, *, shown_as: str | None = None, timeout_s: float = 30.0
+) -> App:
+    """The application for the runs in a folder, behind its guard."""
+    starlette = require("starlette.applications", extra="view")
+    routing = require("starlette.routing", extra="view")
+    workers = Workers(folder, timeout_s=timeout_s)
+    herald = Herald(workers)
+    about = _About(shown_as or folder, time.time() * 1e3)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: object) -> AsyncIterator[None]:
+        warming = asyncio.create_task(workers.warm_up())
+        try:
+            yield
+        finally:
+            warming.cancel()
+            await workers.close()
+
+    routes = [
+        routing.Route("/", _static_endpoint("index.html"), methods=["GET"]),
+        *(
+            routing.Route(f"/{name}", _static_endpoint(name), methods=["GET"])
+            for name in _static_names()
+        ),
+        routing.Route("/api/events", _events_endpoint(herald), methods=["GET"]),
+        routing.Route("/api/state", _state_endpoint(herald), methods=["GET"]),
+        routing.Route("/api/server", _server_endpoint(about), methods=["GET"]),
+        *(
+            routing.Route(f"/api/{route.name}", _view_endpoint(route, workers), methods=["GET"])
+            for route in ROUTES.values()
+            if route.name not in {"state", "server"}
+        ),
+    ]
+    handlers: Mapping[Any, Any] = {404: _not_found, 405: _not_found, Exception: _failed}
+    app = starlette.Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return Guard(app, rules, _refuse)
+
+
+def serve(
+    folder: str,
+    *,
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    token: str | None = None,
+    allowed_hosts: Iterable[str] = (),
+    shown_as: str | None = None,
+    on_start: Callable[[str], None] = lambda _address: None,
+) -> None:
+    """Serve the runs in a folder until interrupted.
+
+    Args:
+        folder: Of runs, or a run. It may be empty or not exist yet.
+        host: Where to listen.
+        port: Where to listen; 0 for any that is free. If it is taken, one of the next ten.
+        token: What visitors must bring; None lets in everybody who reaches the address.
+        allowed_hosts: Names besides those of this machine's loopback under which we are reached.
+        shown_as: How the folder is called on the page.
+        on_start: Called with the address, token and all, as soon as it answers.
+    """
+    uvicorn = require("uvicorn", extra="view")
+    listening = _listen(host, port)
+    actual = int(listening.getsockname()[1])
+    rules = Rules.of(token=token, port=actual, host=host, allowed=allowed_hosts)
+    config = uvicorn.Config(
+        make_app(folder, rules, shown_as=shown_as),
+        access_log=False,  # addresses may hold the token
+        log_level="warning",
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=200,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=1,
+        ws="none",
+    )
+    server = _told(uvicorn.Server(config), lambda: on_start(address(host, actual, token)))
+    server.run(sockets=[listening])
+
+
+def address(host: str, port: int, token: str | None) -> str:
+    """Where to go with a browser."""
+    name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104
+    name = f"[{name}]" if ":" in name and not name.startswith("[") else name
+    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
+
+
+def fresh_token() -> str:
+    """A token that nobody can guess."""
+    return new_token()
+
+
+class _About:
+    """What the server says about itself."""
+
+    def __init__(self, folder: str, started_ms: float) -> None:
+        self.folder = folder
+        self.started_ms = started_ms
+
+    def spec(self) -> Server:
+        return Server(
+            version=VERSION,
+            api=envelope.API,
+            folder=self.folder[:500],
+            page="index.html" in _static_names(),
+            started_ms=self.started_ms,
+            how_to_record=HOW_TO_RECORD,
+        )
+
+
+# -- endpoints ------------------------------------------------------------------------------------
+
+
+def _view_endpoint(route: Route, workers: Workers) -> Any:  # Any: a Starlette endpoint
+    async def endpoint(request: Any) -> Any:
+        pairs = request.query_params.multi_items()
+        try:
+            question = parse(route.question, pairs)
+        except QuestionError as error:
+            return _failure(400, "bad_request", str(error))
+        asked = {"view": route.name, "question": pairs}
+        if route.of_run:
+            return _response(await workers.read(question.run, asked))
+        return _response(await workers.list(asked))
+
+    return endpoint
+
+
+def _state_endpoint(herald: Herald) -> Any:
+    async def endpoint(request: Any) -> Any:
+        try:
+            question = parse(StateQuestion, request.query_params.multi_items())
+        except QuestionError as error:
+            return _failure(400, "bad_request", str(error))
+        found = await herald.state(question.run, question.since)
+        return _json(200, {**_frame("state"), "spec": found})
+
+    return endpoint
+
+
+def _events_endpoint(herald: Herald) -> Any:
+    responses = require("starlette.responses", extra="view")
+
+    async def endpoint(request: Any) -> Any:
+        try:
+            question = parse(StateQuestion, request.query_params.multi_items())
+        except QuestionError as error:
+            return _failure(400, "bad_request", str(error))
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        if request.method == "HEAD":
+            return responses.Response(b"", media_type="text/event-stream", headers=headers)
+        return responses.StreamingResponse(
+            herald.events(question.run), media_type="text/event-stream", headers=headers
+        )
+
+    return endpoint
+
+
+def _server_endpoint(about: _About) -> Any:
+    async def endpoint(request: Any) -> Any:
+        if request.query_params:
+            return _failure(400, "bad_request", "This question has no parameters.")
+        kind, body = envelope.pack("server", about.spec())
+        return _bytes(200, kind, body)
+
+    return endpoint
+
+
+def _static_endpoint(name: str) -> Any:
+    kind = _SUFFIXES[name.rpartition(".")[2]]
+
+    async def endpoint(request: Any) -> Any:
+        found = _static(name)
+        if found is None:
+            return _bytes(200, _SUFFIXES["html"], _NO_PAGE)
+        tag = f'"{zlib.crc32(found):08x}-{len(found):x}"'
+        headers = {"cache-control": "no-cache", "etag": tag}
+        if request.headers.get("if-none-match") == tag:
+            return _bytes(304, kind, b"", headers)
+        return _bytes(200, kind, found, headers)
+
+    return endpoint
+
+
+# -- static files: a table of names that are there, and no path from a request --------------------
+
+
+def _static_names() -> tuple[str, ...]:
+    folder = resources.files("sonde.present") / "static"
+    if not folder.is_dir():
+        return ()
+    names = [entry.name for entry in folder.iterdir() if entry.is_file()]
+    return tuple(sorted(n for n in names if n.rpartition(".")[2] in _SUFFIXES and n[0] != "."))
+
+
+def _static(name: str) -> bytes | None:
+    try:
+        return (resources.files("sonde.present") / "static" / name).read_bytes()
+    except OSError:
+        return None
+
+
+# -- responses ------------------------------------------------------------------------------------
+
+
+def _response(reply: Reply) -> Any:
+    if reply.status == 200:
+        return _bytes(200, reply.head["type"], reply.body)
+    return _failure(reply.status, reply.head["code"], reply.head["message"])
+
+
+def _failure(status: int, code: str, message: str) -> Any:
+    failure = Failure(VERSION, Problem(status, code, message[:1000]))
+    headers = {"retry-after": "1"} if status == 503 else {}
+    return _json(status, envelope.to_plain(failure, [], []), headers)
+
+
+def _json(status: int, value: object, headers: Mapping[str, str] | None = None) -> Any:
+    body = json.dumps(value, ensure_ascii=True, separators=(",", ":")).encode("ascii")
+    return _bytes(status, envelope.JSON_TYPE, body, headers)
+
+
+def _bytes(status: int, kind: str, body: bytes, headers: Mapping[str, str] | None = None) -> Any:
+    responses = require("starlette.responses", extra="view")
+    return responses.Response(
+        body, status, {"cache-control": "no-store", **(headers or {}), "content-type": kind}
+    )
+
+
+def _frame(view: str) -> dict[str, object]:
+    return {"api": envelope.API, "version": VERSION, "view": view, "run": None}
+
+
+async def _not_found(_request: Any, error: Any) -> Any:
+    if getattr(error, "status_code", 404) == 405:
+        return _failure(405, "method_not_allowed", "Only GET and HEAD are answered.")
+    return _failure(404, "not_found", "There is nothing at this address.")
+
+
+async def _failed(_request: Any, _error: Exception) -> Any:
+    return _failure(500, "failed", "The server made a mistake. Its log says which.")
+
+
+async def _refuse(scope: Scope, send: Send, status: int, code: str, message: str) -> None:
+    """What the guard says to those whom it does not let through."""
+    is_page = scope.get("path") == "/" and status in {401, 403}
+    failure = Failure(VERSION, Problem(status, code, message))
+    body = (
+        _SAY % message.replace("<", "&lt;").encode()
+        if is_page
+        else json.dumps(envelope.to_plain(failure, [], [])).encode()
+    )
+    kind = _SUFFIXES["html"] if is_page else envelope.JSON_TYPE
+    headers = [
+        (b"content-type", kind.encode()),
+        (b"content-length", str(len(body)).encode()),
+        (b"cache-control", b"no-store"),
+    ]
+    if status == 405:
+        headers.append((b"allow", b"GET, HEAD"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send(
+        {"type": "http.response.body", "body": b"" if scope.get("method") == "HEAD" else body}
+    )
+
+
+# -- listening ------------------------------------------------------------------------------------
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    last: OSError | None = None
+    for candidate in range(port, port + 11) if port else [0]:
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((host, candidate))
+            listening.listen(128)
+        except OSError as error:
+            listening.close()
+            last = error
+            continue
+        return listening
+    raise SondeError(f"Cannot listen on {host}:{port}: {last}. Choose another `--port`.")
+
+
+def _told(server: Any, tell: Callable[[], None]) -> Any:  # Any: uvicorn.Server
+    """The server, telling when it has started."""
+    startup = server.startup
+
+    async def told(*args: Any, **kwargs: Any) -> None:
+        await startup(*args, **kwargs)
+        tell()
+
+    server.startup = told
+    return server

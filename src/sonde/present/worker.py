@@ -1,0 +1,180 @@
+"""A worker: reads runs and answers questions about them, one at a time, in a process of its own.
+
+    python -m sonde.present.worker FOLDER
+
+A run may be a stranger's, damaged or huge. Whatever reading it does to this process (memory, a
+crash in a parser, a query that takes for ever), the server sees a worker that died, says so, and
+starts another.
+
+Requests come on standard input, answers leave on the original standard output: a length of four
+bytes (little-endian), a JSON object, and for answers the bytes that its `size` promises.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+import warnings
+from collections import OrderedDict
+from typing import Any, BinaryIO, Final
+
+import duckdb
+
+from sonde._errors import RunError, SondeError
+from sonde.store.queries import Limits
+from sonde.store.reader import open_run
+from sonde.views import envelope
+from sonde.views.answers import ANSWERS
+from sonde.views.questions import QuestionError, parse
+from sonde.views.routes import ROUTES
+from sonde.views.shelf import Shelf, Shelved
+from sonde.views.specs import RunState
+from sonde.views.subject import NotFoundError, Subject
+
+MAX_ANSWER_BYTES: Final = 128 << 20
+_OPEN_RUNS: Final = 4
+_LIMITS: Final = Limits(memory_bytes=384 << 20, threads=2)
+_ADDRESS_BYTES: Final = 6 << 30
+"""Address space of a worker: far more than it needs, far less than would hurt."""
+
+
+class Desk:
+    """The runs that a worker has open, the least recently used closed first."""
+
+    def __init__(self, folder: str) -> None:
+        self.shelf = Shelf(folder)
+        self._open: OrderedDict[str, Subject] = OrderedDict()
+
+    def subject(self, id: str) -> Subject:
+        """The run with that id, opened."""
+        found = self.shelf.find(id)
+        if found is None:
+            self._close(id)
+            raise NotFoundError("no_such_run", "There is no such run here (any more).")
+        if found.problem is not None:
+            raise RunError(f"The run `{found.name}` cannot be read: {found.problem}.")
+        if id not in self._open:
+            self._open[id] = Subject(_opened(found), id)
+        self._open.move_to_end(id)
+        while len(self._open) > _OPEN_RUNS:
+            self._close(next(iter(self._open)))
+        return self._open[id]
+
+    def _close(self, id: str) -> None:
+        subject = self._open.pop(id, None)
+        if subject is not None:
+            subject.run.close()
+
+
+def answer(desk: Desk, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """The answer to a request: its head and its body. Raises whatever goes wrong."""
+    view = request["view"]
+    if view == "runs":
+        kind, body = envelope.pack(view, desk.shelf.table())
+        return {"type": kind}, body
+    if view == "stamps":
+        found = {run.id: run for run in desk.shelf.runs()}
+        asked = [str(one) for one in request["runs"]]
+        stamps = {one: desk.shelf.stamp(found[one]) for one in asked if one in found}
+        return {"list_version": desk.shelf.version(), "stamps": stamps}, b""
+    if view == "progress":
+        return {"state": envelope.to_plain(_state(desk, request["run"]), [], [])}, b""
+    subject = desk.subject(request["run"])
+    question = parse(ROUTES[view].question, [(str(k), str(v)) for k, v in request["question"]])
+    state = subject.state()
+    kind, body = envelope.pack(view, ANSWERS[view](subject, question), state)
+    if len(body) > MAX_ANSWER_BYTES:
+        raise MemoryError(f"an answer of {len(body)} bytes")
+    return {"type": kind}, body
+
+
+def refusal(error: BaseException) -> tuple[int, str, str]:
+    """Status, code and sentence for an error. What is not meant for users stays here."""
+    match error:
+        case NotFoundError():
+            return 404, error.code, str(error)
+        case QuestionError():
+            return 400, "bad_request", str(error)
+        case RunError():
+            return 422, "damaged", str(error)
+        case SondeError():
+            if isinstance(error.__cause__, duckdb.Error):
+                return _query_refusal(error.__cause__)
+            return 400, "bad_request", str(error)
+        case MemoryError() | duckdb.OutOfMemoryException():
+            return 413, "too_much", "This question needs too much memory. Ask for less at a time."
+        case _:
+            return 500, "failed", "This question could not be answered. The server's log says why."
+
+
+def main(folder: str, source: BinaryIO, sink: BinaryIO) -> None:
+    """Answer requests until there are no more."""
+    desk = Desk(folder)
+    while (request := _read(source)) is not None:
+        try:
+            head, body = answer(desk, request)
+            head["status"] = 200
+        except Exception as error:
+            status, code, message = refusal(error)
+            if status >= 500:
+                traceback.print_exc()
+            head, body = {"status": status, "code": code, "message": message}, b""
+        _write(sink, {**head, "size": len(body)}, body)
+
+
+def _state(desk: Desk, id: str) -> RunState:
+    return desk.subject(id).state()
+
+
+def _opened(found: Shelved) -> Any:  # Run
+    try:
+        return open_run(found.path, frame="arrow", locked=True, limits=_LIMITS)
+    except RunError as error:
+        raise RunError(f"The run `{found.name}` cannot be read: {error}") from None
+
+
+def _query_refusal(error: duckdb.Error) -> tuple[int, str, str]:
+    if isinstance(error, duckdb.OutOfMemoryException):
+        return refusal(MemoryError())
+    print(f"query failed: {error}", file=sys.stderr)
+    return 500, "failed", "A query of this run failed. The server's log says why."
+
+
+def _read(source: BinaryIO) -> dict[str, Any] | None:
+    size = source.read(4)
+    if len(size) < 4:
+        return None
+    found: dict[str, Any] = json.loads(source.read(int.from_bytes(size, "little")))
+    return found
+
+
+def _write(sink: BinaryIO, head: dict[str, Any], body: bytes) -> None:
+    text = json.dumps(head).encode("ascii")
+    sink.write(len(text).to_bytes(4, "little") + text)
+    sink.write(body)
+    sink.flush()
+
+
+def _limit() -> None:
+    """Keep a run from taking the machine's memory. Not everywhere is there a way to say so."""
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_BYTES, _ADDRESS_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    except (ImportError, ValueError, OSError):
+        pass
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")  # what is damaged is told in answers
+    _limit()
+    # Whatever a library prints must not get between the answers.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    try:
+        main(sys.argv[1], sys.stdin.buffer, answers)
+    except (KeyboardInterrupt, BrokenPipeError):
+        os._exit(0)

@@ -1,0 +1,157 @@
+"""Workers: the processes that read runs, started when they are needed and replaced when they die.
+
+Questions about one run go to one worker, so that it is opened once. Each worker answers one
+question at a time; a question that takes too long costs its worker the life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+_MAX_WAITING: Final = 64
+_GRACE_S: Final = 1.0
+_MAX_HOMES: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a worker said: `head["status"]` is that of HTTP."""
+
+    head: Mapping[str, Any]
+    body: bytes
+
+    @property
+    def status(self) -> int:
+        return int(self.head["status"])
+
+
+class Worker:
+    """One process. Its start is put off until the first question."""
+
+    def __init__(self, folder: str, timeout_s: float) -> None:
+        self._folder = folder
+        self._timeout_s = timeout_s
+        self._process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+        self.waiting = 0
+
+    async def ask(self, request: Mapping[str, Any]) -> Reply:
+        """The answer, or a reply that says what went wrong."""
+        if self.waiting >= _MAX_WAITING:
+            return _refused(503, "busy", "Too many questions at once. Try again in a moment.")
+        self.waiting += 1
+        try:
+            async with self._turn:
+                return await self._ask(request)
+        finally:
+            self.waiting -= 1
+
+    async def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is None or process.returncode is not None:
+            return
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), _GRACE_S)
+        except TimeoutError:
+            await _end(process)
+
+    async def _ask(self, request: Mapping[str, Any]) -> Reply:
+        for is_last in (False, True):
+            process = await self._running()
+            try:
+                return await asyncio.wait_for(_exchange(process, request), self._timeout_s)
+            except TimeoutError:
+                await self._drop(process)
+                return _refused(
+                    504,
+                    "timeout",
+                    f"This question takes longer than {self._timeout_s:.0f} s. Ask for less.",
+                )
+            except (OSError, asyncio.IncompleteReadError, ValueError):
+                await self._drop(process)
+                if is_last:
+                    break
+            except BaseException:
+                # The asker went away in the middle: what is in the pipes belongs to nobody.
+                await asyncio.shield(self._drop(process))
+                raise
+        return _refused(422, "damaged", "Reading this run ended the process that read it.")
+
+    async def _running(self) -> asyncio.subprocess.Process:
+        if self._process is None or self._process.returncode is not None:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "sonde.present.worker",
+                self._folder,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                start_new_session=True,  # Ctrl-C is for the server; it ends its workers itself
+            )
+        return self._process
+
+    async def _drop(self, process: asyncio.subprocess.Process) -> None:
+        if self._process is process:
+            self._process = None
+        await _end(process)
+
+
+class Workers:
+    """A clerk for the list of runs, and readers for what is in them."""
+
+    def __init__(self, folder: str, *, readers: int = 2, timeout_s: float = 30.0) -> None:
+        self._clerk = Worker(folder, timeout_s)
+        self._readers = [Worker(folder, timeout_s) for _ in range(readers)]
+        self._homes: dict[str, int] = {}
+
+    async def warm_up(self) -> None:
+        """Start what the first visit needs, so that it does not wait for imports."""
+        nothing = {"view": "stamps", "runs": []}
+        await asyncio.gather(self._clerk.ask(nothing), self._readers[0].ask(nothing))
+
+    async def list(self, request: Mapping[str, Any]) -> Reply:
+        """Ask about the folder as a whole."""
+        return await self._clerk.ask(request)
+
+    async def read(self, run: str, request: Mapping[str, Any]) -> Reply:
+        """Ask about one run."""
+        if len(self._homes) > _MAX_HOMES:
+            self._homes.clear()
+        at = self._homes.setdefault(run, len(self._homes) % len(self._readers))
+        return await self._readers[at].ask({**request, "run": run})
+
+    async def close(self) -> None:
+        await asyncio.gather(*(w.close() for w in (self._clerk, *self._readers)))
+
+
+async def _exchange(process: asyncio.subprocess.Process, request: Mapping[str, Any]) -> Reply:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    text = json.dumps(request).encode("ascii")
+    process.stdin.write(len(text).to_bytes(4, "little") + text)
+    await process.stdin.drain()
+    size = int.from_bytes(await process.stdout.readexactly(4), "little")
+    head = json.loads(await process.stdout.readexactly(size))
+    return Reply(head, await process.stdout.readexactly(head["size"]))
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()
+
+
+def _refused(status: int, code: str, message: str) -> Reply:
+    return Reply({"status": status, "code": code, "message": message}, b"")
