@@ -1,26 +1,30 @@
-"""Taps inside of compiled code: one operator that the compiler keeps and runs, and that reports
-here.
+"""Taps inside of compiled code: operators that the compiler keeps and runs, and that report here.
 
 Under `torch.compile` our hooks are traced, not run: whatever they do in Python happens once, at
-compile time. So there they do nothing but place `sonde::tap(x, key)` into the graph, in forward
-and, through a traced tensor hook, in backward. At run time the operator finds its spot by the key
-and does what an eager hook does. It returns nothing and is marked as having an effect, so it is
-neither removed nor moved across writes to its argument; no Python state is read while tracing, so
-a schedule that fires causes no recompilation.
+compile time. So there they do nothing but place an operator into the graph, in forward and, through
+a traced tensor hook, in backward. At run time the operator finds its spot and does what an eager
+hook does. It returns nothing and is marked as having an effect, so it is neither removed nor moved
+across writes to its argument; no state of ours is read while tracing that could change later, so a
+schedule that fires causes no recompilation.
+
+There are two operators. `sonde::tap(x, key)` has its place as a constant. Where one compiled piece
+of code serves several modules (blocks that are compiled one by one), the module must not be a
+constant: `sonde::tap_of(x, module, place)` gets it as a tensor, whose address says who it is.
 
 Calls of a module are numbered within the code that is compiled together.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from types import CodeType
-from typing import Any, Final, TypeVar
-from weakref import ref
+from typing import Any, Final, NamedTuple, TypeVar
+from weakref import WeakValueDictionary, ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sonde.capture.torch.tap import Owner, Tap
 from sonde.record import Kind
@@ -29,19 +33,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _LIBRARY: Final = torch.library.Library("sonde", "DEF")
 _LIBRARY.define("tap(Tensor x, int key) -> ()")
+_LIBRARY.define("tap_of(Tensor x, Tensor module, int place) -> ()")
 
 
-class _Key:
-    """Where a tap in a compiled graph belongs. Weak: a graph may outlive the watch."""
+class _Place(NamedTuple):
+    """What a tap in a graph sees of a module."""
 
-    __slots__ = ("call", "kind", "owner", "slot", "tap")
-
-    def __init__(self, tap: Tap, kind: Kind, call: int, slot: str) -> None:
-        self.owner = ref(tap.owner)
-        self.tap = ref(tap)
-        self.kind = kind
-        self.call = call
-        self.slot = slot
+    kind: Kind
+    call: int
+    slot: str
 
 
 class _Trace:
@@ -61,29 +61,64 @@ class _Trace:
             self.calls.clear()
         return self
 
+    def begin(self, tap: Tap) -> None:
+        call = self.calls.get(tap, 0)
+        self.calls[tap] = call + 1
+        self.stack.append((tap, call))
 
-_KEYS: Final[list[_Key]] = []
-_LOCK: Final = threading.Lock()
+    def end(self, tap: Tap) -> None:
+        while self.stack and self.stack.pop()[0] is not tap:
+            pass
+
+    def place(self, tap: Tap, kind: Kind, slot: str) -> _Place:
+        call = next((c for t, c in reversed(self.stack) if t is tap), 0)
+        return _Place(kind, call, slot)
+
+
+_KEYS: Final[list[tuple[ref[Tap], _Place]]] = []
+_PLACES: Final[list[_Place]] = []
+_TAPS: Final[WeakValueDictionary[int, Tap]] = WeakValueDictionary()
+"""Taps by the address of the tensor that stands for them in shared code. Weak, as all here: a graph
+may outlive the watch."""
 _TRACE: Final = _Trace()  # torch compiles one frame at a time
+_LOCK: Final = threading.Lock()
+
+
+# -- while running -----------------------------------------------------------------------------
 
 
 def _run(x: Tensor, key: int) -> None:
-    found = _KEYS[key]
-    owner = found.owner()
-    tap = found.tap()
-    if owner is None or tap is None or owner.asleep:
-        return
-    owner.compiled(tap, found.kind, found.call, found.slot, x)
+    reference, place = _KEYS[key]
+    tap = reference()
+    if tap is not None and not tap.owner.asleep:
+        tap.owner.compiled(tap, *place, x)
+
+
+def _run_of(x: Tensor, module: Tensor, place: int) -> None:
+    tap = _TAPS.get(module.data_ptr())
+    if tap is not None and not tap.owner.asleep:
+        tap.owner.compiled(tap, *_PLACES[place], x)
 
 
 def _pretend(x: Tensor, key: int) -> None:
     """At compile time nothing happens."""
 
 
+def _pretend_of(x: Tensor, module: Tensor, place: int) -> None:
+    """At compile time nothing happens."""
+
+
 _LIBRARY.impl("tap", _run, "CompositeExplicitAutograd")
+_LIBRARY.impl("tap_of", _run_of, "CompositeExplicitAutograd")
 torch.library.register_fake("sonde::tap", _pretend, lib=_LIBRARY)
+torch.library.register_fake("sonde::tap_of", _pretend_of, lib=_LIBRARY)
 _TAP: Final = torch.ops.sonde.tap.default
+_TAP_OF: Final = torch.ops.sonde.tap_of.default
 torch.fx.node.has_side_effect(_TAP)
+torch.fx.node.has_side_effect(_TAP_OF)
+
+
+# -- before and around -------------------------------------------------------------------------
 
 
 def stay_out_of(code: CodeType) -> None:
@@ -95,6 +130,33 @@ def stay_out_of(code: CodeType) -> None:
     frames = torch._C._dynamo.eval_frame
     skip = frames._FrameAction.SKIP
     frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
+
+
+def share(tap: Tap) -> None:
+    """The module is part of code that serves several: let a tensor stand for it."""
+    if tap.key is None:
+        tap.key = torch.zeros((), dtype=torch.int64)
+        _TAPS[tap.key.data_ptr()] = tap
+
+
+def forget_compiled(modules: list[nn.Module]) -> bool:
+    """Drop code that was compiled before there were taps in it; whether there was any.
+
+    The compiler does not look for new hooks. What it compiled is compiled again when next called.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return False
+    from torch._dynamo.resume_execution import ContinueExecutionCache
+
+    frames = torch._C._dynamo.eval_frame
+    found = False
+    for code in {c for m in modules if (c := getattr(m.forward, "__code__", None)) is not None}:
+        resumed = ContinueExecutionCache.cache.get(code, {}).values()
+        for each in (code, *resumed):
+            if frames._debug_get_cache_entry_list(each):
+                frames.reset_code(each)
+                found = True
+    return found
 
 
 # -- while tracing -----------------------------------------------------------------------------
@@ -109,26 +171,19 @@ def _while_tracing(function: F) -> F:
 
 @_while_tracing
 def _begin(tap: Tap) -> int:
-    trace = _TRACE.now()
-    call = trace.calls.get(tap, 0)
-    trace.calls[tap] = call + 1
-    trace.stack.append((tap, call))
+    _TRACE.now().begin(tap)
     return 0
 
 
 @_while_tracing
 def _end(tap: Tap) -> int:
-    stack = _TRACE.now().stack
-    while stack and stack.pop()[0] is not tap:
-        pass
+    _TRACE.now().end(tap)
     return 0
 
 
 @_while_tracing
 def _new_key(tap: Tap, kind: Kind, slot: str) -> int:
-    """A key for this tensor of the module call that is being traced."""
-    call = next((c for t, c in reversed(_TRACE.now().stack) if t is tap), 0)
-    return _add_key(tap, kind, call, slot)
+    return _add_key(tap, _TRACE.now().place(tap, kind, slot))
 
 
 @_while_tracing
@@ -137,35 +192,74 @@ def _new_attach_key(owner: Owner, kind: Kind, name: str) -> int:
     inner = next(((t, c) for t, c in reversed(_TRACE.now().stack) if t.owner is owner), None)
     if inner is None or not inner[0].selected or kind not in owner.plan.kinds:
         return -1
-    return _add_key(inner[0], kind, inner[1], name)
+    return _add_key(inner[0], _Place(kind, inner[1], name))
 
 
-def _add_key(tap: Tap, kind: Kind, call: int, slot: str) -> int:
+def _add_key(tap: Tap, place: _Place) -> int:
     with _LOCK:
-        _KEYS.append(_Key(tap, kind, call, slot))
+        _KEYS.append((ref(tap), place))
         return len(_KEYS) - 1
+
+
+# The same for shared code. A tap that is an argument would become a condition of the code, which
+# then serves that one alone: so these look at what the compiler has before it.
+
+
+@_while_tracing
+def _begin_shared() -> int:
+    _TRACE.now().begin(_traced_tap())
+    return 0
+
+
+@_while_tracing
+def _end_shared() -> int:
+    _TRACE.now().end(_traced_tap())
+    return 0
+
+
+@_while_tracing
+def _new_place(kind: Kind, slot: str) -> int:
+    place = _TRACE.now().place(_traced_tap(), kind, slot)
+    with _LOCK:
+        _PLACES.append(place)
+        return len(_PLACES) - 1
+
+
+def _traced_tap() -> Tap:
+    """The variable `tap` of the function that is being traced."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    variable: Any = InstructionTranslator.current_tx().output.current_tx.symbolic_locals["tap"]
+    tap: Tap = variable.realize().value
+    return tap
 
 
 def enter(tap: Tap, tensors: list[tuple[str, Any]]) -> None:
     """A module call begins, in a trace."""
-    _begin(tap)
+    if tap.key is None:
+        _begin(tap)
+    else:
+        _begin_shared()
     for slot, x in tensors:
         if tap.input:
-            _TAP(x.detach(), _new_key(tap, "input", slot))
+            _see(tap, "input", slot, x)
         if tap.input_grad and x.requires_grad:
-            _tap_gradient(x, _new_key(tap, "input_grad", slot))
+            _see_gradient(tap, "input_grad", slot, x)
 
 
 def leave(tap: Tap, tensors: list[tuple[str, Any]]) -> None:
     """A module call ends, in a trace."""
     if not tap.enters:
-        _begin(tap)
+        enter(tap, [])
     for slot, x in tensors:
         if tap.output:
-            _TAP(x.detach(), _new_key(tap, "output", slot))
+            _see(tap, "output", slot, x)
         if tap.output_grad and x.requires_grad:
-            _tap_gradient(x, _new_key(tap, "output_grad", slot))
-    _end(tap)
+            _see_gradient(tap, "output_grad", slot, x)
+    if tap.key is None:
+        _end(tap)
+    else:
+        _end_shared()
 
 
 def attach(owner: Owner, x: Tensor, name: str) -> None:
@@ -176,8 +270,20 @@ def attach(owner: Owner, x: Tensor, name: str) -> None:
     if x.requires_grad:
         key = _new_attach_key(owner, "attach_grad", name)
         if key >= 0:
-            _tap_gradient(x, key)
+            x.register_hook(lambda grad: _TAP(grad, key))
 
 
-def _tap_gradient(x: Tensor, key: int) -> None:
-    x.register_hook(lambda grad: _TAP(grad, key))
+def _see(tap: Tap, kind: Kind, slot: str, x: Tensor) -> None:
+    if tap.key is None:
+        _TAP(x.detach(), _new_key(tap, kind, slot))
+    else:
+        _TAP_OF(x.detach(), tap.key, _new_place(kind, slot))
+
+
+def _see_gradient(tap: Tap, kind: Kind, slot: str, x: Tensor) -> None:
+    if tap.key is None:
+        key = _new_key(tap, kind, slot)
+        x.register_hook(lambda grad: _TAP(grad, key))
+    else:
+        module, place = tap.key, _new_place(kind, slot)
+        x.register_hook(lambda grad: _TAP_OF(grad, module, place))

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from sonde._errors import SondeError
 from sonde.capture.active import attach
@@ -26,12 +27,35 @@ MAX_SLOTS: Final = 64
 """Tensors of one call that are told apart; a model that returns more has the rest skipped."""
 
 
-def hang(tap: Tap, module: nn.Module) -> None:
-    """Put the hooks on the module."""
+def new_id() -> int:
+    """A number that no hook of torch's has or will have."""
+    number: int = RemovableHandle.next_id
+    RemovableHandle.next_id += 1
+    return number
+
+
+def hang(tap: Tap, module: nn.Module, number: int) -> None:
+    """Put the hooks on the module, under that number.
+
+    It is the same on all modules of a watch, which no method of torch's would allow: compiled code
+    that serves several modules asks for hooks by their number.
+    """
     if tap.enters:
-        tap.handles.append(module.register_forward_pre_hook(Enter(tap), with_kwargs=True))
-    # Called also when the module raises, so that we know it is no longer being called.
-    tap.handles.append(module.register_forward_hook(Leave(tap), always_call=tap.enters))
+        module._forward_pre_hooks[number] = Enter(tap)
+        module._forward_pre_hooks_with_kwargs[number] = True
+        # Called also when the module raises, so that we know it is no longer being called.
+        module._forward_hooks_always_called[number] = True
+    module._forward_hooks[number] = Leave(tap)
+
+
+def take_off(tap: Tap, number: int) -> None:
+    """Take the hooks off again, if the module still lives."""
+    module = tap.module()
+    if module is not None:
+        module._forward_pre_hooks.pop(number, None)
+        module._forward_pre_hooks_with_kwargs.pop(number, None)
+        module._forward_hooks.pop(number, None)
+        module._forward_hooks_always_called.pop(number, None)
 
 
 def inputs(args: tuple[Any, ...], kwargs: dict[str, Any], limit: int) -> list[tuple[str, Any]]:

@@ -27,6 +27,13 @@ def modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     The root is `""`. A model that has an attribute called `module` keeps it in its names: only the
     one of `DataParallel` and `DistributedDataParallel` is dropped.
     """
+    for path, module in _walk(model):
+        if _wrapped(module) is None:
+            yield path, module
+
+
+def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every module and wrapper once, with its canonical path."""
     met: set[int] = set()
     waiting: list[tuple[str, nn.Module]] = [("", model)]
     while waiting:
@@ -34,11 +41,11 @@ def modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         if id(module) in met:
             continue
         met.add(id(module))
+        yield path, module
         inner = _wrapped(module)
         if inner is not None:
             waiting.append((path, inner))
             continue
-        yield path, module
         children = [
             (f"{path}.{name}" if path else name, child)
             for name, child in module._modules.items()
@@ -94,6 +101,7 @@ class Structure:
         self._model = ref(model)
         self._is_stale = True
         self._wrappers: list[ref[nn.Module]] = []
+        self._regions: set[str] = set()
         self._print: list[int] = []
 
     def refresh(self) -> None:
@@ -109,8 +117,13 @@ class Structure:
             Named(path, name, ref(module), ref(p, self._died))
             for path, name, module, p in parameters(model)
         ]
-        self._wrappers = [ref(m, self._died) for m in model.modules() if _wrapped(m) is not None]
+        self._wrappers = [ref(m, self._died) for _, m in _walk(model) if _wrapped(m) is not None]
+        self._regions = {path for path, m in _walk(model) if path and _is_compiled(m)}
         self._print = self._fingerprint()
+
+    def is_in_region(self, path: str) -> bool:
+        """Whether the module there belongs to a part of the model that is compiled by itself."""
+        return any(path == r or path.startswith(f"{r}.") for r in self._regions)
 
     def _fingerprint(self) -> list[int]:
         """Who holds whom, in numbers. Numbers are used again only after a death, which is told."""
@@ -120,6 +133,7 @@ class Structure:
         for module in held:
             print_ += map(id, module._modules.values())
             print_ += map(id, module._parameters.values())
+            print_.append(id(module._compiled_call_impl))
         return print_
 
     def _died(self, _reference: object) -> None:
@@ -133,3 +147,7 @@ def _wrapped(module: nn.Module) -> nn.Module | None:
     if isinstance(module, _PARALLEL):
         return module._modules.get("module")
     return None
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return module._compiled_call_impl is not None or "_orig_mod" in module._modules

@@ -34,7 +34,7 @@ from sonde.capture.leaves import leaves
 from sonde.capture.plan import Plan, Schedule
 from sonde.capture.rows import Spot
 from sonde.capture.torch import compiled, naming
-from sonde.capture.torch.hooks import MAX_SLOTS, GradHook, hang, inputs
+from sonde.capture.torch.hooks import MAX_SLOTS, GradHook, inputs
 from sonde.capture.torch.passes import (
     Checkpoints,
     Leaves,
@@ -45,11 +45,10 @@ from sonde.capture.torch.passes import (
 )
 from sonde.capture.torch.recorder import Recorder, Tables
 from sonde.capture.torch.tables import table_for
-from sonde.capture.torch.tap import Tap, is_plain
+from sonde.capture.torch.tap import Tap
+from sonde.capture.torch.taps import Taps
 from sonde.capture.torch.troubles import Troubles
 from sonde.record import Kind
-
-_MODULE_KINDS = frozenset({"input", "output", "input_grad", "output_grad"})
 
 
 class Capture:
@@ -72,6 +71,7 @@ class Capture:
         self.troubles = Troubles(drain, strict=plan.strict)
         self.recorder = Recorder(drain, self.troubles, tables)
         self.structure = naming.Structure(model)
+        self.taps = Taps(self, self.structure, self.troubles)
         self.begun: Callable[[], None] = lambda: None
         self.asleep = False
         self.is_closed = False
@@ -87,13 +87,11 @@ class Capture:
         self._forced: str | None = None
         self._paused = 0
         self._phase = "train"
-        self._version = -1
-        self._taps: dict[int, Tap] = {}
         self._passes: dict[int, Pass] = {}
         self._leaves = Leaves()
         self._checkpoints = Checkpoints()
         self._begin()
-        self.scan()
+        self.taps.scan(self.root)
 
     # -- what the owner asks for ---------------------------------------------------------------
 
@@ -150,9 +148,7 @@ class Capture:
             if self.is_closed:
                 return
             self.is_closed = self.asleep = True
-            for tap in self._taps.values():
-                tap.remove()
-            self._taps.clear()
+            self.taps.remove()
             self._leaves.clear()
             self.recorder.hand_over(self._step_of)
             self.recorder.end_phases(besides="")
@@ -161,32 +157,6 @@ class Capture:
     def forked(self) -> None:
         """Be silent for ever: the process is a fork of the one that records."""
         self.is_closed = self.asleep = True
-
-    def scan(self) -> None:
-        """Hook the modules that are new, let go of those that are gone."""
-        self.structure.refresh()
-        if self._version == self.structure.version:
-            return
-        self._version = self.structure.version
-        present: set[int] = set()
-        root = self._root()
-        for path, reference in self.structure.modules:
-            module = reference()
-            if module is None or not self._is_concerned(path, module, root):
-                continue
-            present.add(id(module))
-            tap = self._taps.get(id(module))
-            if tap is not None and tap.module() is module and tap.path == path:
-                continue
-            if tap is not None:
-                tap.remove()
-            selected = self.plan.wants(path, module)
-            kinds = self.plan.kinds & _MODULE_KINDS if selected else frozenset()
-            tap = Tap(self, path, module, kinds, selected=selected, is_root=module is root)
-            hang(tap, module)
-            self._taps[id(module)] = tap
-        for key in [k for k in self._taps if k not in present]:
-            self._taps.pop(key).remove()
 
     # -- what hooks report ---------------------------------------------------------------------
 
@@ -358,8 +328,9 @@ class Capture:
         if phase == "train" and self._between:
             self._between = False
             self._settle()
+            if self._recording or self.step == self._first_step:
+                self.taps.scan(root)
             if self._recording:
-                self.scan()
                 self.begun()
 
     def _in_compiled_pass(self, at: Pass) -> bool:
@@ -372,12 +343,6 @@ class Capture:
         return self._wants(at.phase)
 
     # -- modules -------------------------------------------------------------------------------
-
-    def _is_concerned(self, path: str, module: nn.Module, root: nn.Module | None) -> bool:
-        """Whether a module needs hooks: selected, or needed to know where an attached tensor is."""
-        if module is root or self.plan.wants(path, module):
-            return True
-        return bool(self.plan.kinds & {"attach", "attach_grad"}) and not is_plain(module)
 
     def _enter(self, tap: Tap, module: nn.Module, args: Any, kwargs: Any) -> None:
         if _is_foreign(tap, module):

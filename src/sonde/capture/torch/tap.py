@@ -35,11 +35,12 @@ class Tap:
     """One watched module: its path, what is wanted of it, its spots.
 
     `enters` is false for a module of torch's own without children, of which only outputs are
-    wanted: one hook is enough for it.
+    wanted: one hook is enough for it. `key` stands for the tap in compiled code that serves several
+    modules.
     """
 
     __slots__ = (
-        *("__weakref__", "enters", "handles", "input", "input_grad", "is_root", "module"),
+        *("__weakref__", "enters", "input", "input_grad", "is_root", "key", "module"),
         *("output", "output_grad", "owner", "path", "selected", "spots"),
     )
 
@@ -64,7 +65,7 @@ class Tap:
         self.output_grad = "output_grad" in kinds
         self.enters = is_root or self.input or self.input_grad or not is_plain(module)
         self.spots: dict[tuple[Any, ...], Spot] = {}
-        self.handles: list[Any] = []
+        self.key: Tensor | None = None
 
     @property
     def type(self) -> str:
@@ -75,12 +76,6 @@ class Tap:
         """Record nothing of this module any more."""
         self.selected = False
         self.input = self.input_grad = self.output = self.output_grad = False
-
-    def remove(self) -> None:
-        """Take the hooks off."""
-        for handle in self.handles:
-            handle.remove()
-        self.handles.clear()
 
 
 def is_plain(module: nn.Module) -> bool:

@@ -1,0 +1,78 @@
+"""The taps on a model: hooks on every module that is concerned, kept in step with the model."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from torch import nn
+
+from sonde.capture.torch import compiled, naming
+from sonde.capture.torch.hooks import hang, new_id, take_off
+from sonde.capture.torch.tap import Owner, Tap, is_plain
+from sonde.capture.torch.troubles import Troubles
+from sonde.record import Kind
+
+_KINDS: Final[frozenset[Kind]] = frozenset({"input", "output", "input_grad", "output_grad"})
+
+
+class Taps:
+    """One tap per module that is selected, or needed to know where an attached tensor belongs."""
+
+    def __init__(self, owner: Owner, structure: naming.Structure, troubles: Troubles) -> None:
+        self._owner = owner
+        self._structure = structure
+        self._troubles = troubles
+        self._number = new_id()
+        self._version = -1
+        self._taps: dict[int, Tap] = {}
+
+    def scan(self, root: nn.Module | None) -> None:
+        """Hook the modules that are new, let go of those that are gone."""
+        structure = self._structure
+        structure.refresh()
+        if self._version == structure.version:
+            return
+        self._version = structure.version
+        before, self._taps = self._taps, {}
+        present = [(path, m) for path, r in structure.modules if (m := r()) is not None]
+        is_new = False
+        for path, module in present:
+            if module is not root and not self._is_concerned(path, module):
+                continue
+            tap = before.get(id(module))
+            if tap is not None and tap.module() is module and tap.path == path:
+                del before[id(module)]
+            else:
+                tap = self._hang(path, module, is_root=module is root)
+                before.pop(id(module), None)  # its hooks have been replaced
+                is_new = True
+            self._taps[id(module)] = tap
+            if tap.key is None and structure.is_in_region(path):
+                compiled.share(tap)
+                is_new = True
+        for tap in before.values():
+            take_off(tap, self._number)
+        if is_new and compiled.forget_compiled([m for _, m in present]):
+            self._troubles.tell(
+                "recompiled", "code compiled before it was watched is compiled again when called"
+            )
+
+    def remove(self) -> None:
+        """Take every hook off."""
+        for tap in self._taps.values():
+            take_off(tap, self._number)
+        self._taps.clear()
+
+    def _hang(self, path: str, module: nn.Module, *, is_root: bool) -> Tap:
+        plan = self._owner.plan
+        selected = plan.wants(path, module)
+        kinds = plan.kinds & _KINDS if selected else frozenset()
+        tap = Tap(self._owner, path, module, kinds, selected=selected, is_root=is_root)
+        hang(tap, module, self._number)
+        return tap
+
+    def _is_concerned(self, path: str, module: nn.Module) -> bool:
+        plan = self._owner.plan
+        if plan.wants(path, module):
+            return True
+        return bool(plan.kinds & {"attach", "attach_grad"}) and not is_plain(module)
