@@ -207,7 +207,9 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("mistake", "text"), MISTAKES, ids=[str(m)[:40] for m, _ in MISTAKES])
+@pytest.mark.parametrize(
+    ("mistake", "text"), MISTAKES, ids=[f"{next(iter(m))}-{i}" for i, (m, _) in enumerate(MISTAKES)]
+)
 def test_a_mistake_is_an_error_at_once_and_changes_nothing(tmp_path, mistake, text):
     model = build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
