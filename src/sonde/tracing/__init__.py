@@ -1,0 +1,1 @@
+"""Tracing: the values of named variables inside methods, as they change."""
