@@ -128,7 +128,7 @@ def test_a_name_that_may_be_taken_is_not_used_again(tmp_path):
 def test_a_file_system_without_hard_links_serves_as_well(tmp_path):
     files = LinklessFiles()
     files.is_armed = True
-    with Writer(tmp_path / "run", files=files, flush_s=60) as writer:
+    with Writer(tmp_path / "run", files=files, flush_s=60, compact=False) as writer:
         writer.sites(made.sites(N_SITES))
         for step in range(70):
             writer.sketches(made.batch(step, N_SITES))

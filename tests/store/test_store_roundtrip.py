@@ -260,6 +260,14 @@ def test_a_large_number_of_sites_and_an_empty_batch_are_kept(tmp_path):
         assert run.merge().count == sum(1000 + 10 * i + 1 for i in range(n))
 
 
+def test_a_number_logged_again_for_a_step_before_the_resumed_one_counts(tmp_path):
+    for resume, value in ((None, 1.0), (3, 2.0)):
+        with Writer(tmp_path / "run", resume_from_step=resume) as writer:
+            writer.numbers(made.loss(0, value=value))
+    with open_run(tmp_path / "run", frame="arrow") as run:
+        assert run.scalars()["value"].to_pylist() == [2.0]
+
+
 def test_all_attempts_can_be_shown(tmp_path):
     path = tmp_path / "run"
     for resume in (None, 3, 5):

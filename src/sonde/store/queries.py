@@ -175,9 +175,15 @@ def replaced_from(snapshot: Snapshot) -> dict[Attempt, int]:
 
 
 def must_merge(segments: Iterable[Segment]) -> bool:
-    """Whether rows with the same key may occur, of several ranks or of one."""
+    """Whether rows with the same key may occur: of several ranks, of one, or of two attempts.
+
+    A resumed attempt replaces what came before it from its step on; only rows that it writes for
+    earlier steps can meet older ones.
+    """
     found = list(segments)
-    return len({s.name.attempt.rank for s in found}) > 1 or any(s.repeats for s in found)
+    return len({s.name.attempt.rank for s in found}) > 1 or any(
+        s.repeats or (s.steps is not None and s.steps[0] < (s.resume_from_step or 0)) for s in found
+    )
 
 
 def _rows(
