@@ -1,0 +1,223 @@
+/** One tensor at one step: its exponents against number formats, its statistics. */
+
+import { useEffect } from "preact/hooks";
+import type { CrossSection } from "../api.gen";
+import { useApp, useQuery, useSettled } from "../app/hooks";
+import { pin } from "../app/pins";
+import { setCursor } from "../app/time";
+import { count, kind as kindLabel, number, shape, share, site as siteTitle } from "../core/format";
+import { Button } from "./Controls";
+import { ExponentChart, lossAt } from "./ExponentChart";
+import { Failed, Loading } from "./States";
+
+const STATS = ["min", "max", "mean", "std", "rms", "abs_mean", "norm", "p1", "p50", "p99"];
+const FORMATS: readonly { name: string; title: string }[] = [
+  { name: "float8_e4m3fn", title: "fp8 e4m3" },
+  { name: "float8_e5m2", title: "fp8 e5m2" },
+  { name: "float16", title: "fp16" },
+  { name: "bfloat16", title: "bf16" },
+  { name: "float4_e2m1fn", title: "fp4 e2m1" },
+];
+
+export function Drawer() {
+  const app = useApp();
+  const { site } = app.state.value;
+  if (!site) return null;
+  return <OpenDrawer key={site} site={site} />;
+}
+
+function OpenDrawer({ site }: { site: string }) {
+  const app = useApp();
+  const { phase, rank } = app.state.value;
+  const step = useSettled(app.cursor.value, 80);
+  const run = app.run.value!;
+  const question =
+    step === null
+      ? null
+      : {
+          run,
+          site,
+          step,
+          ...(phase ? { phase } : {}),
+          ...(rank === null ? {} : { rank }),
+          format: FORMATS.map((f) => f.name),
+        };
+  const { data, error } = useQuery("section", question, { isFixed: true }).value;
+  useEffect(() => {
+    if (data) app.notes.value = data.notes;
+  }, [data]);
+  return (
+    <section class="drawer" aria-label="Tensor at a step" data-drawer>
+      {error && !data && (
+        <div class="drawer-head">
+          <Failed error={error} what="This tensor" />
+          <Button
+            icon="close"
+            label="Close"
+            keys="Esc"
+            isQuiet
+            onClick={() => app.set({ site: null }, true)}
+          />
+        </div>
+      )}
+      {!data && !error && <Loading what="the tensor" />}
+      {data && <Inside data={data} />}
+    </section>
+  );
+}
+
+function Inside({ data }: { data: CrossSection }) {
+  const app = useApp();
+  const { formats, shift } = app.state.value;
+  const { site } = data;
+  const bad = data.nans + data.pos_infs + data.neg_infs;
+  const shown = data.formats.filter((f) => formats.includes(f.name));
+  const toggle = (name: string) =>
+    app.set({
+      formats: formats.includes(name) ? formats.filter((f) => f !== name) : [...formats, name],
+    });
+  return (
+    <>
+      <div class="drawer-head">
+        <h2 class="cut" title={site.name}>
+          {siteTitle(site)}
+        </h2>
+        <span class="tag">{kindLabel(site.kind)}</span>
+        <span class="dim">
+          {site.dtype} {shape(site.shape)}
+        </span>
+        <span class="stretch" />
+        <div class="stepper" role="group" aria-label="Recorded steps">
+          <Button
+            icon="left"
+            label="Previous recorded step"
+            keys="←"
+            isQuiet
+            disabled={data.previous === null}
+            onClick={() => setCursor(app, data.previous)}
+          />
+          <span class="number" data-drawer-step>
+            step {count(data.step)}
+          </span>
+          <Button
+            icon="right"
+            label="Next recorded step"
+            keys="→"
+            isQuiet
+            disabled={data.next === null}
+            onClick={() => setCursor(app, data.next)}
+          />
+        </div>
+        <Button label="Pin its module" icon="pin" onClick={() => pin(app, { module: site.module })}>
+          Pin
+        </Button>
+        <Button
+          icon="close"
+          label="Close"
+          keys="Esc"
+          isQuiet
+          onClick={() => app.set({ site: null }, true)}
+        />
+      </div>
+      <div class="drawer-body">
+        <div class="exponents">
+          <ExponentChart data={data} formats={shown} shift={shift} />
+          <div class="exponent-controls">
+            {FORMATS.map((f) => (
+              <label key={f.name} class="check">
+                <input
+                  type="checkbox"
+                  checked={formats.includes(f.name)}
+                  onChange={() => toggle(f.name)}
+                />
+                {f.title}
+              </label>
+            ))}
+            <label class="slider">
+              scale 2<sup>{shift}</sup>
+              <input
+                type="range"
+                min={-32}
+                max={32}
+                value={shift}
+                aria-label="Power of two by which values are scaled"
+                onInput={(e) => app.set({ shift: Number(e.currentTarget.value) })}
+              />
+            </label>
+            <Button
+              label="The scale at which the first chosen format loses least"
+              isQuiet
+              disabled={!shown.length}
+              onClick={() => app.set({ shift: bestShift(data, shown[0]) })}
+            >
+              best
+            </Button>
+          </div>
+        </div>
+        <div class="facts">
+          <table class="losses">
+            <thead>
+              <tr>
+                <th>Format</th>
+                <th class="right">to zero</th>
+                <th class="right">subnormal</th>
+                <th class="right">overflow</th>
+              </tr>
+            </thead>
+            <tbody>
+              {shown.map((f) => {
+                const loss = shift === 0 ? f : lossAt(data, f, shift);
+                return (
+                  <tr key={f.name}>
+                    <th scope="row">{f.title}</th>
+                    <td class="right number">{share(loss.underflow)}</td>
+                    <td class="right number">{share(loss.subnormal)}</td>
+                    <td class="right number">{share(loss.overflow)}</td>
+                  </tr>
+                );
+              })}
+            </tbody>
+          </table>
+          {shift !== 0 && (
+            <p class="dim">with values × 2^{shift}: whole powers of two, so “at most”</p>
+          )}
+          <dl class="numbers">
+            <Figure name="values" value={count(data.total)} />
+            <Figure name="zeros" value={share(data.total ? data.zeros / data.total : null)} />
+            <Figure name="not finite" value={count(bad)} isBad={bad > 0} />
+            {STATS.map((name) => {
+              const found = data.statistics.find((s) => s.name === name);
+              return (
+                found && (
+                  <Figure key={name} name={name.replace("_", " ")} value={number(found.value)} />
+                )
+              );
+            })}
+          </dl>
+        </div>
+      </div>
+    </>
+  );
+}
+
+function Figure({ name, value, isBad = false }: { name: string; value: string; isBad?: boolean }) {
+  return (
+    <div class={isBad ? "bad" : ""}>
+      <dt>{name}</dt>
+      <dd class="number">{value}</dd>
+    </div>
+  );
+}
+
+/** The power of two with the smallest loss; of equal ones the one nearest to none. */
+function bestShift(data: CrossSection, format: CrossSection["formats"][number]): number {
+  let [best, least] = [0, Infinity];
+  for (let k = 0; k <= 32; k++) {
+    for (const shift of k === 0 ? [0] : [k, -k]) {
+      const { underflow, subnormal, overflow } = lossAt(data, format, shift);
+      const lost = (underflow ?? 0) + (overflow ?? 0) * 4 + (subnormal ?? 0) * 0.25;
+      if (lost < least - 1e-12) [best, least] = [shift, lost];
+    }
+  }
+  return best;
+}

@@ -1,0 +1,73 @@
+/** The heatmap with its question: asked for the window in view, kept up to date, opened by a click. */
+
+import { useEffect, useMemo, useRef } from "preact/hooks";
+import { useApp, useQuery, useSettled, useSize } from "../app/hooks";
+import { Icon } from "./Controls";
+import { HeatView, rowOrder } from "./HeatView";
+import { heatQuestion } from "./heatquery";
+import { Empty, Failed, Loading } from "./States";
+
+export function HeatPanel({ least, most }: { least: number; most: number }) {
+  const app = useApp();
+  const box = useRef<HTMLDivElement>(null);
+  const { width } = useSize(box);
+  const { x, order, under, kind } = app.state.value;
+  const settled = useSettled(x, 160);
+  const about = app.about.value;
+  const question = heatQuestion(app, settled, width);
+  const { data, error, key, isLoading } = useQuery("heat", question).value;
+  const rows = useMemo(() => (data ? rowOrder(data, order) : []), [data, order]);
+  useEffect(() => {
+    if (data) app.notes.value = data.notes;
+  }, [data]);
+  const pick = (row: number, step: number) => {
+    const chosen = data!.rows[row];
+    if (chosen.site) app.set({ site: chosen.site, step }, true);
+    else if (chosen.node) app.focusNode(chosen.node, false);
+  };
+  return (
+    <section class="heat-panel" ref={box} aria-label="Layers by steps">
+      {under && (
+        <button
+          type="button"
+          class="chip"
+          title="Show all modules (Esc)"
+          onClick={() => app.set({ under: null }, true)}
+        >
+          <Icon name="filter" size={12} /> {under}
+          <Icon name="close" size={12} />
+        </button>
+      )}
+      {error && (!data || key !== "") && !data && <Failed error={error} what="The heatmap" />}
+      {!data && !error && (question || !about ? <Loading what="the heatmap" /> : null)}
+      {about && !about.kind && !about.metrics.length && (
+        <Empty
+          title={
+            about.last_step === null ? "Waiting for the first step…" : "No tensors were recorded"
+          }
+        >
+          <p>
+            {about.last_step === null
+              ? "The training has started to write. The first step appears here by itself."
+              : "Only scalars are in this run: they are in the timeline below."}
+          </p>
+        </Empty>
+      )}
+      {data &&
+        (data.rows.length > 0 && data.columns.first.length > 0 ? (
+          <HeatView
+            heat={data}
+            order={rows}
+            least={least}
+            most={most}
+            isStale={isLoading}
+            onPick={pick}
+          />
+        ) : (
+          <Empty title={`Nothing recorded ${under ? "below this module" : "here"}`}>
+            <p>No {(kind ?? about?.kind ?? "").replace(/_/g, " ")} in this window.</p>
+          </Empty>
+        ))}
+    </section>
+  );
+}

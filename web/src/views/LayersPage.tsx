@@ -1,0 +1,72 @@
+/** All layers, large: grouped, folded, sorted; a click opens the cell. */
+
+import { useApp } from "../app/hooks";
+import { perform } from "../app/keyboard";
+import { Button, Select } from "./Controls";
+import { Drawer } from "./Drawer";
+import { HeatPanel } from "./HeatPanel";
+
+export function LayersPage() {
+  const app = useApp();
+  const { norm, aggregate, order, colour, map, areRowsFolded } = app.state.value;
+  return (
+    <div class="layers">
+      <div class="subbar" role="toolbar" aria-label="Heatmap">
+        <Select
+          label="Values"
+          value={norm}
+          options={[
+            { value: "none", label: "as they are" },
+            { value: "start", label: "÷ own start" },
+            { value: "z", label: "z-score of the row" },
+          ]}
+          onChange={(value) => app.set({ norm: value as typeof norm })}
+        />
+        <Select
+          label="Columns of several steps"
+          value={aggregate}
+          options={[
+            { value: "max_abs", label: "largest magnitude" },
+            { value: "max", label: "largest" },
+            { value: "min", label: "smallest" },
+            { value: "mean", label: "mean" },
+            { value: "last", label: "last" },
+          ]}
+          onChange={(value) => app.set({ aggregate: value as typeof aggregate })}
+        />
+        <Select
+          label="Rows"
+          value={order}
+          options={[
+            { value: "module", label: "in module order" },
+            { value: "max", label: "largest first" },
+            { value: "change", label: "most changed first" },
+          ]}
+          onChange={(value) => app.set({ order: value as typeof order })}
+        />
+        <Select
+          label="Colour"
+          value={colour}
+          options={[
+            { value: "auto", label: "auto" },
+            { value: "log", label: "logarithmic" },
+            { value: "linear", label: "linear" },
+          ]}
+          onChange={(value) => app.set({ colour: value as typeof colour })}
+        />
+        <Button label="Colour map" isQuiet onClick={() => perform(app, "map")}>
+          {map}
+        </Button>
+        <Button
+          label="Fold repeated layers into one row"
+          isOn={areRowsFolded}
+          onClick={() => app.set({ areRowsFolded: !areRowsFolded })}
+        >
+          fold ×N
+        </Button>
+      </div>
+      <HeatPanel least={13} most={26} />
+      <Drawer />
+    </div>
+  );
+}

@@ -1,0 +1,334 @@
+/** Lines over steps, drawn by uPlot: one chart, several series, a band where buckets hold several. */
+
+import { useComputed, useSignalEffect } from "@preact/signals";
+import { useEffect, useMemo, useRef } from "preact/hooks";
+import uPlot from "uplot";
+import { NONFINITE } from "../api.gen";
+import { useApp, useSize } from "../app/hooks";
+import { columnAt, type Domain, placeOf } from "../core/columns";
+import { count, number } from "../core/format";
+import { FONT } from "./canvas";
+import { useTimePointer } from "./pointer";
+
+export interface Series {
+  label: string;
+  colour: string;
+  dash: readonly number[];
+  x: Float64Array;
+  y: Float64Array;
+  low: Float64Array;
+  high: Float64Array;
+  flags: Uint8Array;
+  hasBand: boolean;
+}
+
+interface Props {
+  series: readonly Series[];
+  domain: Domain;
+  isLog: boolean;
+  height: number;
+  label: string;
+  /** Steps of something to see: a small flag at the top. */
+  flags?: readonly { step: number; label: string }[];
+  hasAxis?: boolean;
+  isWheelFree?: boolean;
+  /** The window drawn as a frame, for a chart that always shows everything. */
+  frame?: Domain | null;
+}
+
+const AXIS_PX = 52;
+
+export function LineChart({
+  series,
+  domain,
+  isLog,
+  height,
+  label,
+  flags = [],
+  hasAxis = true,
+  isWheelFree = false,
+  frame = null,
+}: Props) {
+  const app = useApp();
+  const box = useRef<HTMLDivElement>(null);
+  const over = useRef<HTMLDivElement>(null);
+  const brush = useRef<HTMLDivElement>(null);
+  const plot = useRef<uPlot | null>(null);
+  const { width } = useSize(box);
+  const { tokens } = app.theme.value;
+  const data = useMemo(() => aligned(series), [series]);
+  const xHeight = hasAxis ? 18 : 0;
+  const inner = {
+    left: AXIS_PX,
+    width: Math.max(0, width - AXIS_PX - 8),
+    top: 4,
+    height: Math.max(0, height - xHeight - 8),
+  };
+
+  const shape = JSON.stringify([
+    series.map((s) => [s.label, s.colour, s.dash, s.hasBand]),
+    isLog,
+    hasAxis,
+    tokens.text,
+  ]);
+  const current = useRef(domain);
+  current.current = domain;
+  useEffect(() => {
+    if (width < 40) return;
+    const made = new uPlot(
+      options(series, current, isLog, hasAxis, width, height, tokens),
+      data,
+      box.current!,
+    );
+    plot.current = made;
+    box.current!.querySelector(".uplot")?.setAttribute("aria-hidden", "true");
+    return () => {
+      plot.current = null;
+      made.destroy();
+    };
+  }, [shape, width > 40]);
+  useEffect(() => {
+    plot.current?.setSize({ width, height });
+  }, [width, height]);
+  useEffect(() => {
+    plot.current?.setData(data);
+  }, [data, domain.from, domain.to]);
+
+  useTimePointer(over, {
+    snap: (place) => snapTo(series, domain, place),
+    domain: () => current.current,
+    isWheelFree,
+    brush,
+  });
+  const domainSignal = useRef(domain);
+  domainSignal.current = domain;
+  return (
+    <div
+      class="linechart"
+      ref={box}
+      style={{ height: `${height}px` }}
+      role="img"
+      aria-label={label}
+    >
+      <div
+        class="over"
+        ref={over}
+        style={{
+          left: `${inner.left}px`,
+          width: `${inner.width}px`,
+          top: `${inner.top}px`,
+          height: `${inner.height}px`,
+        }}
+      >
+        {frame && <Frame frame={frame} domain={domain} />}
+        {badStretches(series, domain).map(([from, to]) => (
+          <span
+            key={from}
+            class="bad-stretch"
+            style={{ left: `${100 * from}%`, width: `${100 * (to - from)}%` }}
+          />
+        ))}
+        {flags.map((f) => (
+          <span
+            key={`${f.step} ${f.label}`}
+            class="flag"
+            title={`${f.label} at step ${count(f.step)}`}
+            style={{ left: `${100 * placeOf(f.step, domain)}%` }}
+          />
+        ))}
+        <CursorLines domain={domain} />
+        <div class="brush" ref={brush} />
+      </div>
+    </div>
+  );
+}
+
+/** Where any series is not finite, as places between 0 and 1; neighbours are one stretch. */
+function badStretches(series: readonly Series[], domain: Domain): [number, number][] {
+  const found: [number, number][] = [];
+  const place = (step: number) =>
+    Math.max(0, Math.min(1, (step - domain.from) / (domain.to - domain.from || 1)));
+  for (const { x, flags } of series) {
+    for (let i = 0; i < x.length; i++) {
+      if (flags[i] !== NONFINITE) continue;
+      const from = place(x[i]);
+      const to = place(
+        i + 1 < x.length ? Math.min(x[i + 1], x[i] + 2 * domain.cadence) : x[i] + domain.cadence,
+      );
+      const last = found[found.length - 1];
+      if (last && from <= last[1] + 1e-6) last[1] = Math.max(last[1], to);
+      else found.push([from, to]);
+    }
+  }
+  return found;
+}
+
+/** What lies outside of the window is veiled. */
+function Frame({ frame, domain }: { frame: Domain; domain: Domain }) {
+  const place = (step: number) =>
+    Math.max(0, Math.min(1, (step - domain.from) / (domain.to - domain.from || 1)));
+  const [a, b] = [place(frame.from), place(frame.to)];
+  return (
+    <>
+      <span class="veil" style={{ left: "0", width: `${100 * a}%` }} />
+      <span class="veil" style={{ left: `${100 * b}%`, width: `${100 * (1 - b)}%` }} />
+      <span class="window-frame" style={{ left: `${100 * a}%`, width: `${100 * (b - a)}%` }} />
+    </>
+  );
+}
+
+/** The cursor, and the line under the pointer. They move without anything else being drawn. */
+export function CursorLines({ domain }: { domain: Domain }) {
+  const app = useApp();
+  const cursor = useRef<HTMLSpanElement>(null);
+  const hover = useRef<HTMLSpanElement>(null);
+  const latest = useRef(domain);
+  latest.current = domain;
+  const put = (element: HTMLElement | null, step: number | null) => {
+    if (!element) return;
+    const place = step === null ? -1 : placeOf(step, latest.current);
+    element.style.display = place < 0 || place > 1 ? "none" : "block";
+    element.style.left = `${100 * place}%`;
+  };
+  const isOff = useComputed(() => app.state.value.crosshair === "off");
+  useSignalEffect(() => {
+    const [at, from] = [app.cursor.value, app.domain.value];
+    void from;
+    put(cursor.current, at);
+  });
+  useSignalEffect(() => {
+    const [at, off] = [app.hover.value, isOff.value];
+    put(hover.current, off ? null : at);
+  });
+  useEffect(() => {
+    put(cursor.current, app.cursor.peek());
+    put(hover.current, isOff.peek() ? null : app.hover.peek());
+  }, [domain.from, domain.to]);
+  return (
+    <>
+      <span class="cursor-line" ref={cursor} />
+      <span class="hover-line" ref={hover} />
+    </>
+  );
+}
+
+/** The value of a series at a step: that of the bucket which holds it. */
+export function valueAt(series: Series, step: number): number {
+  const at = columnAt(series.x, step);
+  return at < 0 ? Number.NaN : series.flags[at] === NONFINITE ? Number.NaN : series.y[at];
+}
+
+function snapTo(series: readonly Series[], domain: Domain, place: number): number | null {
+  const x = series[0]?.x;
+  if (!x?.length) return null;
+  const wanted = domain.from + place * (domain.to - domain.from) - domain.cadence / 2;
+  const at = Math.max(0, columnAt(x, wanted));
+  const other = Math.min(x.length - 1, at + 1);
+  return Math.abs(x[other] - wanted) < Math.abs(x[at] - wanted) ? x[other] : x[at];
+}
+
+/** All series on one x axis, as uPlot wants it; for each: low, high, value. */
+function aligned(series: readonly Series[]): uPlot.AlignedData {
+  const tables = series.map((s) => [s.x, s.low, s.high, s.y] as unknown as uPlot.AlignedData);
+  if (tables.length === 0) return [[]];
+  // Holes (null) are where a line was not recorded while another was: lines go on across them.
+  return tables.length === 1
+    ? tables[0]
+    : uPlot.join(
+        tables,
+        tables.map((t) => t.map(() => 0)),
+      );
+}
+
+function options(
+  series: readonly Series[],
+  domain: { current: Domain },
+  isLog: boolean,
+  hasAxis: boolean,
+  width: number,
+  height: number,
+  tokens: { text3: string; border: string },
+): uPlot.Options {
+  const font = `11px ${FONT}`;
+  const grid = { stroke: tokens.border, width: 1 };
+  const ticks = { stroke: tokens.border, width: 1, size: 3 };
+  return {
+    width,
+    height,
+    padding: [4, 8, 4, 0],
+    legend: { show: false },
+    cursor: { show: false },
+    scales: {
+      x: {
+        time: false,
+        range: () => {
+          const { from, to, cadence } = domain.current;
+          return [from - cadence / 2, to - cadence / 2];
+        },
+      },
+      y: { distr: isLog ? 3 : 1, range: isLog ? undefined : padded },
+    },
+    axes: [
+      {
+        show: hasAxis,
+        font,
+        stroke: tokens.text3,
+        grid: { show: false },
+        ticks,
+        size: 18,
+        gap: 2,
+        values: (_, v) => v.map((s) => (Number.isInteger(s) ? count(s) : "")),
+      },
+      {
+        font,
+        stroke: tokens.text3,
+        grid,
+        ticks,
+        size: AXIS_PX,
+        gap: 4,
+        space: 22,
+        values: (_, v) => v.map((y) => (y === null ? "" : number(y))),
+      },
+    ],
+    series: [
+      {},
+      ...series.flatMap((s): uPlot.Series[] => [
+        {
+          scale: "y",
+          stroke: "transparent",
+          width: 0,
+          points: { show: false },
+          spanGaps: true,
+          auto: s.hasBand,
+        },
+        {
+          scale: "y",
+          stroke: "transparent",
+          width: 0,
+          points: { show: false },
+          spanGaps: true,
+          auto: s.hasBand,
+        },
+        {
+          scale: "y",
+          stroke: s.colour,
+          width: 1.5,
+          dash: [...s.dash],
+          points: { show: s.x.length === 1, size: 5 },
+          spanGaps: true,
+        },
+      ]),
+    ],
+    bands: series.flatMap((s, i) =>
+      s.hasBand
+        ? [{ series: [3 * i + 2, 3 * i + 1] as [number, number], fill: `${s.colour}33` }]
+        : [],
+    ),
+  };
+}
+
+function padded(_: uPlot, low: number, high: number): [number, number] {
+  if (low === null || high === null) return [0, 1];
+  const pad = (high - low || Math.abs(high) || 1) * 0.08;
+  return [low - pad, high + pad];
+}

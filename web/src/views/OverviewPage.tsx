@@ -1,0 +1,267 @@
+/** The overview: what is not finite first, then all layers over time, then what moved most. */
+
+import { useEffect, useMemo } from "preact/hooks";
+import type { Mover, Movers, RunHeader } from "../api.gen";
+import type { App } from "../app/app";
+import { useApp, useQuery, useSettled } from "../app/hooks";
+import { pin } from "../app/pins";
+import { setCursor } from "../app/time";
+import { ago, bytes, count, kind as kindLabel, number, site } from "../core/format";
+import { Button, Icon } from "./Controls";
+import { Drawer } from "./Drawer";
+import { HeatPanel } from "./HeatPanel";
+import { windowOf } from "./heatquery";
+import { Empty, Failed, Loading } from "./States";
+import { StatusDot } from "./StatusDot";
+
+const EVERY_MS = 3000;
+
+export function OverviewPage() {
+  const app = useApp();
+  const about = app.about.value;
+  if (!about) return <Loading what="the run" />;
+  return (
+    <div class="overview">
+      <Cards about={about} />
+      <div class="overview-body">
+        <HeatPanel least={0} most={22} />
+        <MoverList />
+      </div>
+      <Drawer />
+    </div>
+  );
+}
+
+/** Statistics of a whole tensor that do not need its bins; others cannot be asked of movers. */
+function moverStat(stat: string): string {
+  return /^(p\d|median|q)/.test(stat) ? "rms" : stat;
+}
+
+function useMovers(hasKind: boolean, limit: number) {
+  const app = useApp();
+  const { x, kind, stat, metric, phase } = app.state.value;
+  const about = app.about.value;
+  const settled = useSettled(x, 200);
+  const run = app.run.value;
+  const question =
+    run && about?.kind
+      ? {
+          run,
+          ...(hasKind ? { kind: kind ?? about.kind } : {}),
+          stat: metric ? "rms" : moverStat(stat ?? about.stat),
+          ...(phase ? { phase } : {}),
+          ...windowOf(settled),
+          limit,
+        }
+      : null;
+  return useQuery("movers", question, { everyMs: EVERY_MS }).value;
+}
+
+function Cards({ about }: { about: RunHeader }) {
+  const app = useApp();
+  const status = app.runStatus.value ?? about.status;
+  const warnings = about.notices.filter((n) => n.level !== "info");
+  return (
+    <div class="cards">
+      <NonfiniteCard />
+      <div class="card">
+        <h2>
+          <StatusDot status={status} /> {status === "live" ? "Training" : status}
+        </h2>
+        <p class="big">
+          step {count(app.lastStep.value)} <small>{count(about.recorded_steps)} recorded</small>
+        </p>
+        <p class="dim">
+          {status === "live" ? "last write" : "ended"} {ago(about.last_seen_ms, Date.now())}
+          {about.reason && status !== "finished" ? ` · ${about.reason}` : ""}
+        </p>
+      </div>
+      <div class="card">
+        <h2>{about.model ?? "Model"}</h2>
+        <p class="big">
+          {count(about.modules)} <small>modules</small>{" "}
+          {count(about.kinds.reduce((n, k) => n + k.sites, 0))} <small>tensors watched</small>
+        </p>
+        <p class="dim">
+          {count(about.records)} records · {bytes(about.size_bytes)}
+        </p>
+      </div>
+      <details class={`card notices ${warnings.length ? "warn" : ""}`}>
+        <summary>
+          <h2>{warnings.length > 0 && <Icon name="warn" size={14} />} Recording</h2>
+          <p class="big">
+            {count(warnings.length)} <small>{warnings.length === 1 ? "warning" : "warnings"}</small>
+          </p>
+          <p class="dim">{count(about.notices.length - warnings.length)} remarks · show all</p>
+        </summary>
+        <ul class="notice-list">
+          {about.notices.length === 0 && (
+            <li class="dim">Nothing was skipped, dropped or damaged.</li>
+          )}
+          {about.notices.map((n, i) => (
+            <li key={i} class={n.level}>
+              <b>{n.where || n.code}</b> {n.message}
+              {n.count > 1 && ` (${count(n.count)} times)`}
+              {n.step !== null && ` at step ${count(n.step)}`}
+            </li>
+          ))}
+          {about.facts.map((f, i) => (
+            <li key={`f${i}`} class="fact">
+              <span class="dim">{f.label}</span> {f.value}
+            </li>
+          ))}
+        </ul>
+      </details>
+    </div>
+  );
+}
+
+/** The first thing to know: are all numbers finite, and if not, where did it begin. */
+function NonfiniteCard() {
+  const app = useApp();
+  const { data, error } = useMovers(false, 12);
+  const bad = useMemo(() => data?.rows.filter((r) => r.nonfinite_steps > 0) ?? [], [data]);
+  useEvents(app, bad);
+  if (!data) {
+    return (
+      <div class="card">
+        <h2>Finite?</h2>
+        {error ? <p class="dim">{error.message}</p> : <Loading what="" />}
+      </div>
+    );
+  }
+  if (data.nonfinite_sites === 0) {
+    return (
+      <div class="card good" data-nonfinite="0">
+        <h2>
+          <StatusDot status="finished" /> All finite
+        </h2>
+        <p class="big">
+          0 <small>of {count(data.sites)} tensors</small>
+        </p>
+        <p class="dim">have NaN or infinite values{app.state.value.x ? " in this window" : ""}</p>
+      </div>
+    );
+  }
+  const first = bad[0];
+  return (
+    <div class="card bad" data-nonfinite={data.nonfinite_sites}>
+      <h2>
+        <Icon name="warn" size={14} /> Not finite
+      </h2>
+      <p class="big">
+        {count(data.nonfinite_sites)} <small>of {count(data.sites)} tensors</small>
+      </p>
+      {first && (
+        <p class="cut">
+          since step {count(first.first_nonfinite_step)}, first in{" "}
+          <button type="button" class="link" onClick={() => show(app, first)}>
+            {site(first.site)}
+          </button>
+        </p>
+      )}
+    </div>
+  );
+}
+
+/** Marks on the timeline: where values stopped being finite, and notices with a step. */
+function useEvents(app: App, bad: readonly Mover[]): void {
+  const notices = app.about.value?.notices;
+  useEffect(() => {
+    const first = bad.reduce(
+      (least, r) => Math.min(least, r.first_nonfinite_step ?? Infinity),
+      Infinity,
+    );
+    const events = Number.isFinite(first)
+      ? [{ step: first, label: "First value that is not finite" }]
+      : [];
+    for (const n of notices ?? []) {
+      if (n.step !== null && n.level !== "info" && events.length < 40) {
+        events.push({ step: n.step, label: n.message.slice(0, 80) });
+      }
+    }
+    app.events.value = events;
+  }, [bad, notices]);
+}
+
+function show(app: App, mover: Mover): void {
+  if (mover.first_nonfinite_step !== null) setCursor(app, mover.first_nonfinite_step);
+  app.set({ site: mover.site.id, kind: mover.site.kind }, true);
+}
+
+function MoverList() {
+  const app = useApp();
+  const { data, error } = useMovers(true, 40);
+  return (
+    <section class="movers" aria-label="Biggest movers">
+      <header>
+        <h2>Biggest movers</h2>
+        {data && <span class="dim">{data.stat.replace(/_/g, " ")}, first to last quarter</span>}
+      </header>
+      {error && !data && <Failed error={error} what="Movers" />}
+      {!data && !error && <Loading what="movers" />}
+      {data && data.rows.length === 0 && <Empty title="Nothing has moved yet" />}
+      {data && data.rows.length > 0 && <MoverRows data={data} onShow={(m) => show(app, m)} />}
+    </section>
+  );
+}
+
+function MoverRows({ data, onShow }: { data: Movers; onShow: (mover: Mover) => void }) {
+  const app = useApp();
+  const most = Math.max(1, ...data.rows.map((r) => Math.abs(r.change ?? 0)));
+  return (
+    <ul class="mover-rows">
+      {data.rows.map((row) => (
+        <li key={row.site.id}>
+          <button
+            type="button"
+            class="mover"
+            title={`${row.site.name}: open at the cursor`}
+            onClick={() => onShow(row)}
+          >
+            <span class="mover-name">
+              <bdi>{site(row.site)}</bdi>
+            </span>
+            {row.nonfinite_steps > 0 ? (
+              <span class="badge bad">not finite since {count(row.first_nonfinite_step)}</span>
+            ) : (
+              <>
+                <Bar change={row.change ?? 0} most={most} />
+                <span class="number">{factor(row.change)}</span>
+              </>
+            )}
+            <span class="mover-values dim number">
+              {kindLabel(row.site.kind)}
+              {row.before !== null && ` · ${number(row.before)} → ${number(row.after)}`}
+            </span>
+          </button>
+          <Button
+            icon="pin"
+            label={`Pin the module of ${site(row.site)}`}
+            isQuiet
+            onClick={() => pin(app, { node: row.node, module: row.site.module })}
+          />
+        </li>
+      ))}
+    </ul>
+  );
+}
+
+/** A bar to the right for growth, to the left for shrinking. */
+function Bar({ change, most }: { change: number; most: number }) {
+  const part = Math.min(1, Math.abs(change) / most) * 50;
+  return (
+    <span class="bar" aria-hidden="true">
+      <i
+        class={change < 0 ? "down" : "up"}
+        style={{ left: `${change < 0 ? 50 - part : 50}%`, width: `${part}%` }}
+      />
+    </span>
+  );
+}
+
+function factor(change: number | null): string {
+  if (change === null) return "–";
+  const times = 2 ** Math.abs(change);
+  return `${change < 0 ? "÷" : "×"}${times >= 100 ? number(times, 2) : times.toPrecision(2)}`;
+}

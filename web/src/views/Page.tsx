@@ -1,0 +1,111 @@
+/** The frame: top bar, tree, page, panels, timeline, status. */
+
+import { useSignal } from "@preact/signals";
+import type { ComponentChildren } from "preact";
+import { useEffect } from "preact/hooks";
+import { useApp, useCommand } from "../app/hooks";
+import { Banners, Toast } from "./Banners";
+import { Boundary } from "./Boundary";
+import { Deck } from "./Deck";
+import { DragGhost } from "./DragGhost";
+import { ExplorePage } from "./ExplorePage";
+import { HelpSheet } from "./HelpSheet";
+import { LayersPage } from "./LayersPage";
+import { ModuleTree } from "./ModuleTree";
+import { OverviewPage } from "./OverviewPage";
+import { Palette } from "./Palette";
+import { RunsPage } from "./RunsPage";
+import { Splitter } from "./Splitter";
+import { RunProblem } from "./States";
+import { StatusBar } from "./StatusBar";
+import { Timeline } from "./Timeline";
+import { Toolbar, TopBar } from "./TopBar";
+
+export function Page() {
+  const app = useApp();
+  const { page } = app.state.value;
+  useEffect(() => {
+    const name = app.about.value?.name;
+    document.title = page === "runs" || !name ? "Sonde" : `${name} · Sonde`;
+  }, [page, app.about.value?.name]);
+  return (
+    <div class="app">
+      <TopBar />
+      <Banners />
+      {page === "runs" ? <RunsPage /> : <RunFrame />}
+      <StatusBar />
+      <Palette />
+      <HelpSheet />
+      <DragGhost />
+      <Toast />
+    </div>
+  );
+}
+
+/** Everything that is about one run. */
+function RunFrame() {
+  const app = useApp();
+  const { hasTree, page, pins } = app.state.value;
+  // Without pins only the graph has something to put there.
+  const hasDeck = app.state.value.hasDeck && (pins.length > 0 || page === "explore");
+  const treeWidth = useSignal(232);
+  const deckWidth = useSignal(Math.round(Math.min(860, Math.max(392, innerWidth * 0.36))));
+  const { error, data } = app.header.result.value;
+  useCommand("tree", () => app.set({ hasTree: !app.state.peek().hasTree }));
+  if (error && !data) return <RunProblem error={error} />;
+  return (
+    <>
+      <Toolbar />
+      <div class="main">
+        {hasTree && (
+          <aside class="side" style={{ width: `${treeWidth.value}px` }} aria-label="Modules">
+            <Boundary what="The module tree">
+              <ModuleTree />
+            </Boundary>
+          </aside>
+        )}
+        {hasTree && (
+          <Splitter
+            label="Width of the module tree"
+            width={treeWidth}
+            sign={1}
+            least={160}
+            most={480}
+          />
+        )}
+        <main class="centre">
+          <Boundary what="This page" key={page}>
+            {page === "overview" && <OverviewPage />}
+            {page === "explore" && <ExplorePage />}
+            {page === "layers" && <LayersPage />}
+          </Boundary>
+        </main>
+        {hasDeck && (
+          <Splitter
+            label="Width of the panels"
+            width={deckWidth}
+            sign={-1}
+            least={300}
+            most={1400}
+          />
+        )}
+        {hasDeck && (
+          <Side width={deckWidth.value}>
+            <Deck />
+          </Side>
+        )}
+      </div>
+      <Boundary what="The timeline">
+        <Timeline />
+      </Boundary>
+    </>
+  );
+}
+
+function Side({ width, children }: { width: number; children: ComponentChildren }) {
+  return (
+    <aside class="side deck-side" style={{ width: `${width}px` }} aria-label="Panels">
+      <Boundary what="The panels">{children}</Boundary>
+    </aside>
+  );
+}

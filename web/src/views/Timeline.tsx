@@ -1,0 +1,154 @@
+/** The timeline: the loss (or any scalar) of all runs, always in view; the window and the cursor. */
+
+import { useSignal } from "@preact/signals";
+import { useEffect, useMemo } from "preact/hooks";
+import type { Lines } from "../api.gen";
+import { useApp, useQuery } from "../app/hooks";
+import { count, number } from "../core/format";
+import { DASHES, pinColour } from "../core/tokens";
+import { Button, Select } from "./Controls";
+import { LineChart, type Series, valueAt } from "./LineChart";
+
+const HEIGHT = 92;
+const COLUMNS = 2048;
+
+export function Timeline() {
+  const app = useApp();
+  const about = app.about.value;
+  const { runs, line, isLineLog } = app.state.value;
+  const name = line ?? about?.timeline ?? null;
+  const found = useSignal<ReadonlyMap<string, Lines>>(new Map());
+  const domain = app.wholeDomain.value;
+  const isDark = app.theme.value.isDark;
+  const series = useMemo(
+    () => toSeries(runs, found.value, name, isDark),
+    [runs, found.value, name, isDark],
+  );
+  const canBeLog = series.some((s) => s.low.some((v) => v > 0));
+  const put = (run: string, lines: Lines | null) => {
+    const next = new Map(found.peek());
+    if (lines) next.set(run, lines);
+    else next.delete(run);
+    found.value = next;
+  };
+  const scalars = about?.scalars ?? [];
+  return (
+    <section class="timeline" aria-label="Timeline">
+      {name && runs.map((run) => <RunLines key={run} run={run} name={name} put={put} />)}
+      <div class="timeline-head">
+        {scalars.length > 0 ? (
+          <Select
+            label="Scalar in the timeline"
+            isLabelShown={false}
+            value={name ?? ""}
+            options={scalars.map((s) => ({ value: s.name, label: s.name }))}
+            onChange={(value) => app.set({ line: value === about?.timeline ? null : value })}
+          />
+        ) : (
+          <span class="dim">no scalars</span>
+        )}
+        <Button
+          label="Logarithmic timeline"
+          isOn={isLineLog && canBeLog}
+          isQuiet
+          class="small"
+          disabled={!canBeLog}
+          onClick={() => app.set({ isLineLog: !isLineLog })}
+        >
+          log
+        </Button>
+        <Readout series={series} />
+      </div>
+      {domain && series.length > 0 ? (
+        <LineChart
+          series={series}
+          domain={domain}
+          isLog={isLineLog && canBeLog}
+          height={HEIGHT}
+          label={`${name} over steps ${count(domain.from)} to ${count(domain.to - domain.cadence)}`}
+          flags={app.events.value}
+          frame={app.state.value.x ? app.domain.value : null}
+          isWheelFree
+        />
+      ) : (
+        <p class="hint timeline-empty">
+          {about?.last_step === null
+            ? "Waiting for the first step…"
+            : name
+              ? ""
+              : "Log a scalar to see it here: watch.log(loss=loss)"}
+        </p>
+      )}
+    </section>
+  );
+}
+
+/** The step of the cursor, and the value of each line there. */
+function Readout({ series }: { series: readonly Series[] }) {
+  const app = useApp();
+  const step = app.hover.value ?? app.cursor.value;
+  return (
+    <dl class="readout">
+      <div>
+        <dt>step</dt>
+        <dd data-cursor-step>{count(step)}</dd>
+      </div>
+      {series.slice(0, 3).map((s) => (
+        <div key={s.label}>
+          <dt class="cut">
+            <i class="swatch" style={{ background: s.colour }} />
+            {s.label}
+          </dt>
+          <dd>{step === null ? "–" : number(valueAt(s, step))}</dd>
+        </div>
+      ))}
+    </dl>
+  );
+}
+
+/** Fetches the lines of one run and keeps them up to date. Draws nothing. */
+function RunLines({
+  run,
+  name,
+  put,
+}: {
+  run: string;
+  name: string;
+  put: (run: string, lines: Lines | null) => void;
+}) {
+  const { data } = useQuery("lines", { run, name: [name], columns: COLUMNS }).value;
+  useEffect(() => put(run, data), [data]);
+  useEffect(() => () => put(run, null), []);
+  return null;
+}
+
+function toSeries(
+  runs: readonly string[],
+  found: ReadonlyMap<string, Lines>,
+  name: string | null,
+  isDark: boolean,
+): Series[] {
+  const made: Series[] = [];
+  runs.forEach((run, r) => {
+    const lines = found.get(run);
+    for (const line of lines?.lines ?? []) {
+      if (line.name !== name || line.length === 0) continue;
+      const cut = <T extends Float64Array | Uint8Array>(a: T) =>
+        a.subarray(line.start, line.start + line.length) as T;
+      const place = made.filter((m) => m.label.startsWith(`${r}`)).length;
+      const isBucketed = lines!.stride > 1;
+      made.push({
+        label: `${runs.length > 1 ? `${r + 1} ` : ""}${line.phase}`,
+        colour: pinColour(String.fromCharCode(65 + ((r + made.length) % 8)), isDark),
+        dash: DASHES[(r + place) % DASHES.length],
+        x: cut(lines!.first),
+        y: cut(lines!.mean),
+        low: cut(lines!.low),
+        high: cut(lines!.high),
+        flags: cut(lines!.flags),
+        hasBand: isBucketed,
+      });
+    }
+  });
+  return made;
+}
