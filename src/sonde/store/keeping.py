@@ -22,7 +22,8 @@ from sonde.store.files import Files, publish, replace
 from sonde.store.rows import RowBuilder, Rows, graph_rows
 from sonde.store.segments import Attempt
 from sonde.store.streams import Stream
-from sonde.store.tables import EVENTS, GRAPH, NUMBERS, SITES, SKETCHES, TABLES, Table
+from sonde.store.tables import EVENTS, GRAPH, NUMBERS, SITES, SKETCHES, TABLES, TRACES, Table
+from sonde.store.tensors import Placed, TensorFiles, TracedValue, groups
 
 _MAX_PROBLEMS: Final = 50
 
@@ -40,6 +41,7 @@ class Taken:
     numbers: list[Timed[NumberBatch]] = field(default_factory=list)
     events: list[Timed[Event]] = field(default_factory=list)
     graph: list[Timed[GraphPart]] = field(default_factory=list)
+    tensors: list[Timed[Sequence[TracedValue]]] = field(default_factory=list)
     size_bytes: int = 0
     records: int = 0
     n: int = 0
@@ -108,6 +110,8 @@ class Keeper:
             )
             for table in TABLES
         }
+        self._tensors = TensorFiles(files, root, attempt)
+        self._unplaced: list[Timed[TracedValue]] = []
         self._undeclared: list[Timed[SiteInfo]] = []
         self._own_events: list[Timed[Event]] = []
         self._in_hand = 0
@@ -120,7 +124,8 @@ class Keeper:
     @property
     def is_holding(self) -> bool:
         """Whether something waits for another try."""
-        return bool(self._undeclared) or any(s.is_holding for s in self._streams.values())
+        waits = bool(self._undeclared) or bool(self._unplaced)
+        return waits or any(s.is_holding for s in self._streams.values())
 
     def warm_up(self) -> None:
         """Load what the first encoding would load: 0.6 s that should not delay the first flush."""
@@ -160,6 +165,8 @@ class Keeper:
         )
         self._keep(NUMBERS, self._builder.numbers, taken.numbers, len_of=_number_count)
         self._keep(GRAPH, self._builder.graph, taken.graph, len_of=graph_rows)
+        placed = self._place(taken.tensors)
+        self._keep(TRACES, self._tensors.rows, placed, len_of=lambda p: p.value.rows)
         self._keep(EVENTS, self._builder.events, taken.events, len_of=lambda _: 1)
         self._keep_own_events()
         self._in_hand = 0
@@ -181,6 +188,8 @@ class Keeper:
         """Let go of everything that waits for another try, and count it."""
         for stream in self._streams.values():
             self._lose("failed", stream.drop())
+        self._lose("failed", sum(value.rows for value, _ in self._unplaced))
+        self._unplaced = []
         self._undeclared = []
 
     def beat(self, tally: Tally) -> None:
@@ -229,6 +238,29 @@ class Keeper:
             return False
         self._undeclared = []
         return True
+
+    def _place(self, batches: Sequence[Timed[Sequence[TracedValue]]]) -> list[Timed[Placed]]:
+        """Put the arrays of traced values into files; those that failed wait for one more try."""
+        again, self._unplaced = self._unplaced, []
+        fresh = [(value, t_ns) for values, t_ns in batches for value in values]
+        placed: list[Timed[Placed]] = []
+        for values, is_last_try in ((again, True), (fresh, False)):
+            for group in groups(values):
+                try:
+                    found = self._tensors.write([value for value, _ in group])
+                    placed += zip(found, [t_ns for _, t_ns in group], strict=True)
+                except OSError as error:
+                    self._failed(error)
+                    rows = sum(value.rows for value, _ in group)
+                    if is_last_try:
+                        self._lose("disk", rows)
+                    else:
+                        self._in_hand -= rows
+                        self._unplaced += group
+                        self.held_since_s = time.monotonic()
+                except Exception as error:
+                    self._refuse(error, sum(value.rows for value, _ in group))
+        return placed
 
     def _keep_own_events(self) -> None:
         """Publish what the writer has to say. It is little, and kept until the disk takes it."""

@@ -27,7 +27,7 @@ from sonde.record import COUNTS, EXTREMA, SUMS
 from sonde.sketch import bins as _bins
 from sonde.store.segments import Attempt, Segment
 from sonde.store.snapshots import Snapshot
-from sonde.store.tables import EVENTS, GRAPH, NUMBERS, SITES, SKETCHES, Table
+from sonde.store.tables import EVENTS, GRAPH, NUMBERS, SITES, SKETCHES, TRACES, Table
 
 Connection = Any
 """duckdb.DuckDBPyConnection; DuckDB has no types that mypy can follow."""
@@ -138,6 +138,7 @@ def make_views(connection: Connection, snapshot: Snapshot) -> None:
         "numbers": _rows(NUMBERS, numbers, ends),
         "all_sites": _rows(SITES, snapshot.segments[SITES.name], {}),
         "events": _rows(EVENTS, snapshot.segments[EVENTS.name], {}, with_replaced=False),
+        "traces": _rows(TRACES, snapshot.segments[TRACES.name], ends),
         "graph": _rows(GRAPH, snapshot.segments[GRAPH.name], {}, with_replaced=False),
         "stats": _stats_view(must_merge(stats)),
         "bins": _bins_view(must_merge(stats)),

@@ -25,6 +25,7 @@ from sonde.record import Site
 from sonde.sketch import Exponents, Histogram, Sketch, row
 from sonde.store import attempts, describing, frames, graphs, locations, queries, sketching, tabling
 from sonde.store import progress as _progress
+from sonde.store import traces as _traces
 from sonde.store.attempts import Status
 from sonde.store.catalogue import Catalogue, Kinds
 from sonde.store.documents import DamagedError, Document
@@ -307,6 +308,29 @@ class Run:
             return row(merged, 0) if keys else Sketch.empty()
         plain = [key[0] if isinstance(by, str) else key for key in keys]
         return {key: row(merged, i) for i, key in enumerate(plain)}
+
+    # -- traces ---------------------------------------------------------------------------------
+
+    @property
+    def traces(self) -> Frame:
+        """Traced variables, one row per name: how many values, of which steps and ranks."""
+        return self._framed(_traces.listing(self))
+
+    def trace(
+        self,
+        path: str,
+        *,
+        steps: Steps = None,
+        phase: str | None = None,
+        rank: int | None = None,
+        call: int | None = None,
+    ) -> _traces.Traced:
+        """Values of a traced variable: `iterations`, `ranks`, `values` and more, in order of steps.
+
+        `path` is a name (`layers.0.attn.forward.q`) or a pattern with `*`. Values are numpy arrays
+        and plain Python values, read when they are looked at.
+        """
+        return _traces.read(self, path, steps=steps, phase=phase, rank=rank, call=call)
 
     # -- SQL ------------------------------------------------------------------------------------
 

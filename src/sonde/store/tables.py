@@ -155,5 +155,35 @@ GRAPH: Final = Table(
     key=("rank", "attempt", "ordinal", "what", "id"),
 )
 
-TABLES: Final = (SITES, SKETCHES, NUMBERS, EVENTS, GRAPH)
+TRACES: Final = Table(
+    name="traces",
+    schema=_schema(
+        **_WHO,
+        ordinal=pa.int64(),
+        step=pa.int64(),
+        phase=pa.string(),
+        call=pa.int32(),
+        name=pa.string(),
+        module=pa.string(),
+        slot=pa.string(),
+        line=pa.int32(),
+        kind=pa.string(),
+        part=pa.int32(),
+        dtype=pa.string(),
+        shape=pa.list_(pa.int64()),
+        nbytes=pa.int64(),
+        file=pa.int64(),
+        offset=pa.int64(),
+        crc=pa.int64(),
+        value=pa.string(),
+        t_ns=pa.int64(),
+    ),
+    live="live_traces",
+    compacted="traces",
+    key=("rank", "attempt", "ordinal", "step", "phase", "call", "name", "kind", "part"),
+    sort_by=("name", "step", "ordinal", "part"),
+    delta_columns=("ordinal",),
+)
+
+TABLES: Final = (SITES, SKETCHES, NUMBERS, EVENTS, GRAPH, TRACES)
 """In the order in which a flush publishes them: a site before the first row that names it."""

@@ -29,6 +29,7 @@ from sonde.store.files import Files, LocalFiles
 from sonde.store.keeping import Keeper, Taken
 from sonde.store.rows import graph_rows, size_bytes
 from sonde.store.segments import Attempt
+from sonde.store.tensors import TracedValue
 
 _FLUSH_AT: Final = 0.75
 """Share of `flush_s` after which a flush begins, so that it has ended when `flush_s` is over."""
@@ -169,6 +170,27 @@ class Writer:
             records = 1
         self._take("graph", part, 200 * records, records)
 
+    def tensors(self, values: Sequence[TracedValue], *, wait_s: float = 0.0) -> bool:
+        """Take whole values; false if there was no room for them, which is counted.
+
+        Unlike all else that is taken, these may be worth waiting for: `wait_s` is how long, in a
+        thread that can. Values that are larger than the queue are taken when nothing else waits.
+        """
+        try:
+            size = min(sum(v.size_bytes for v in values), self._limit_bytes)
+            records = sum(v.rows for v in values)
+        except Exception:
+            size, records = 0, 1
+        if wait_s > 0 and self._is_ours():
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._is_closing
+                    or self._is_off
+                    or self._taken.size_bytes + size <= self._limit_bytes,
+                    wait_s,
+                )
+        return self._take("tensors", values, size, records)
+
     def set_info(self, **info: object) -> None:
         """Facts for the heartbeat and the end file, shown in `run.info`: cost and so on."""
         if self._is_ours():
@@ -246,22 +268,25 @@ class Writer:
         """False in a forked child: the thread, the files and the run belong to the parent."""
         return os.getpid() == self._pid
 
-    def _take(self, what: str, item: object, size: int, records: int) -> None:
+    def _take(self, what: str, item: object, size: int, records: int) -> bool:
         if not self._is_ours():
-            return
+            return False
         t_ns = time.time_ns()
         # Reentrant: a signal handler may log while this thread is in here.
         with self._changed:
             self._handed += records
             if self._is_closing or self._is_off:
                 self._drop("closed" if self._is_closing else "failed", records)
-            elif self._taken.size_bytes + size > self._limit_bytes:
+                return False
+            if self._taken.size_bytes + size > self._limit_bytes:
                 self._drop("queue_full", records)
-            elif self._taken.put(what, item, t_ns, size, records):
+                return False
+            if self._taken.put(what, item, t_ns, size, records):
                 self._oldest_s = time.monotonic()
                 self._changed.notify_all()
             elif self._taken.size_bytes > _FLUSH_BYTES:
                 self._changed.notify_all()
+        return True
 
     def _drop(self, cause: DropCause, records: int) -> None:
         self._dropped[cause] = self._dropped.get(cause, 0) + records
