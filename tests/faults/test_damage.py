@@ -273,6 +273,20 @@ def test_damaged_sites_are_known_from_the_rows_that_name_them(path):
         assert run.sites.num_rows == 0
 
 
+def test_a_file_that_cannot_be_read_just_now_is_looked_at_again(path, monkeypatch):
+    """Out of file descriptors is no damage: the next question finds everything."""
+
+    def refuse(file, *_):
+        raise OSError(24, "Too many open files")
+
+    with open_run(path, frame="arrow") as run:
+        with monkeypatch.context() as patch:
+            patch.setattr(segments, "check", refuse)
+            assert {d.problem for d in run.damaged} >= {"cannot be read (Too many open files)"}
+        assert run.damaged == []
+        assert run.stats(stat="count").num_rows == 70 * N_SITES
+
+
 def test_strange_files_are_left_alone_or_named(path):
     folder = path / "live" / "r00000"
     (folder / "notes.txt").write_text("mine")

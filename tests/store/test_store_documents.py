@@ -37,6 +37,13 @@ def test_any_change_of_content_is_noticed(document, data):
     assert found == documents.parse(dumped)
 
 
+def test_numbers_of_numpy_stay_numbers():
+    import numpy as np
+
+    found = documents.to_plain({"i": np.int64(3), "f": np.float32(0.5), "n": np.float64("nan")})
+    assert found == {"i": 3, "f": 0.5, "n": "nan"}
+
+
 def test_what_json_cannot_hold_is_kept_as_text():
     class Odd:
         def __repr__(self):

@@ -154,6 +154,21 @@ def test_a_locked_run_answers_only_questions_about_itself(tmp_path, query):
     assert not os.path.exists("/tmp/stolen.csv")
 
 
+def test_a_locked_run_does_not_reach_its_neighbours(tmp_path):
+    write_sketches(tmp_path / "run", made.real_sketches(np.random.default_rng(0), 4))
+    write_sketches(tmp_path / "run2", made.real_sketches(np.random.default_rng(0), 4))
+    (tmp_path / "run.csv").write_text("a\n1\n")
+    with open_run(tmp_path / "run", frame="arrow", locked=True) as run:
+        for query in (
+            f"select * from read_text('{tmp_path}/run2/run.json')",
+            f"select * from '{tmp_path}/run2/live/*/*.parquet'",
+            f"select * from read_csv('{tmp_path}/run.csv')",
+            f"select * from read_text('{tmp_path}/run/../run2/run.json')",
+        ):
+            with pytest.raises(sonde.SondeError):
+                run.sql(query)
+
+
 def test_a_locked_run_still_sees_new_segments(tmp_path):
     path = tmp_path / "run"
     with Writer(path) as writer:

@@ -54,5 +54,5 @@ class Compactor:
                 start_new_session=True,
                 close_fds=True,
             )
-        except OSError:
+        except Exception:
             self._process = None  # an optimisation, not a need: the next block tries again

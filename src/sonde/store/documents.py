@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import numbers
 import os
 import stat
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 MAX_BYTES: Final = 16 << 20
 _MAX_DEPTH: Final = 32
@@ -60,6 +61,12 @@ def parse(data: bytes) -> Document:
 
 def read_regular(path: str, *, limit_bytes: int | None = None) -> bytes:
     """All bytes of a regular file. Links, pipes, folders and devices are not opened."""
+    with open_regular(path, limit_bytes=limit_bytes) as file:
+        return file.read()
+
+
+def open_regular(path: str, *, limit_bytes: int | None = None) -> BinaryIO:
+    """A regular file, opened for reading. Links, pipes, folders and devices are not opened."""
     status = os.lstat(path)
     if not stat.S_ISREG(status.st_mode):
         raise DamagedError(f"is a {_kind_of(status.st_mode)}, not a file")
@@ -67,16 +74,18 @@ def read_regular(path: str, *, limit_bytes: int | None = None) -> bytes:
         raise DamagedError(f"has {status.st_size} bytes; at most {limit_bytes} are read")
     # Not blocking and not following, in case the name was given to something else just now.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(fd, "rb") as file:
-        return file.read()
+    return os.fdopen(fd, "rb", buffering=0)
 
 
 def to_plain(value: object, depth: int = 0) -> Any:  # Any: the JSON types, nested
     """The value in JSON types: what JSON has no word for becomes its repr, cut to a sane length."""
-    if value is None or isinstance(value, bool | int):
+    if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else repr(value)
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        number = float(value)
+        return number if math.isfinite(number) else repr(number)
     if isinstance(value, str):
         return value[:_MAX_TEXT]
     if isinstance(value, Path):

@@ -15,6 +15,8 @@ _NO_HARD_LINKS: Final = frozenset(
     {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EACCES}
 )
 
+_NO_FOLDER_SYNC: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP})
+
 
 class Files(Protocol):
     """What the writing side needs. Every method may raise OSError."""
@@ -85,6 +87,9 @@ class LocalFiles:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
+        except OSError as error:
+            if error.errno not in _NO_FOLDER_SYNC:
+                raise
         finally:
             os.close(fd)
 

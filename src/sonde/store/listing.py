@@ -40,7 +40,7 @@ def list_segments(root: str, table: Table, damages: list[Damage]) -> dict[Attemp
     found: dict[Attempt, list[Candidate]] = {}
     for folder in table.folders:
         for rank, path in _rank_folders(root, folder, damages):
-            for entry in _entries(path):
+            for entry in _entries(root, path, damages):
                 if entry.name.startswith(".") or not entry.name.endswith(".parquet"):
                     continue
                 name = segments.parse_name(entry.name, rank)
@@ -67,7 +67,7 @@ def _rank_folders(root: str, folder: str, damages: list[Damage]) -> list[tuple[i
         damages.append(Damage(folder, "is a symbolic link"))
         return []
     found = []
-    for entry in _entries(above):
+    for entry in _entries(root, above, damages):
         rank = segments.parse_rank_folder(entry.name)
         if rank is None:
             continue
@@ -78,9 +78,13 @@ def _rank_folders(root: str, folder: str, damages: list[Damage]) -> list[tuple[i
     return sorted(found)
 
 
-def _entries(folder: str) -> list[os.DirEntry[str]]:
+def _entries(root: str, folder: str, damages: list[Damage]) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return list(entries)
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        where = os.path.relpath(folder, root)
+        damages.append(Damage(where, f"cannot be listed ({error.strerror or error})"))
         return []

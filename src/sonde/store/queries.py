@@ -2,10 +2,15 @@
 
 Views, as documented for users (`run.sql`):
 
-* `stats`    one row per step, phase and site: ranks merged, replaced attempts hidden, every named
-             statistic that needs no bins as a column; null where there is nothing to say
-* `bins`     one row per step, phase, site and occupied bin, with the bin's edges
+* `stats`: one row per step, phase and site, ranks merged and replaced attempts hidden. `step`,
+  `phase`, `name`, `module`, `kind`, `call`, `slot`, `dtype`, then every named statistic that needs
+  no bins (`STATISTICS`); null where there is nothing to say.
+* `bins`: one row per step, phase, site and occupied bin. As `stats` up to `slot`, then `bin`,
+  `low`, `high`, `count`.
+* `scalars`: `step`, `phase`, `name`, `value`. `metrics`: the same with `module`.
+* `sites`: `name`, `module`, `kind`, `call`, `slot`, `dtype`, `shape`, `module_type`.
 * `scalars`, `metrics`, `sites`, `events`, `graph`
+* `traces`: one row per traced value and per array in it, see `run.trace`.
 * `records`, `numbers`  the rows as they were written, per rank and attempt, with `replaced`
 
 Only files that a snapshot has checked are named in a view.

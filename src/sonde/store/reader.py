@@ -13,7 +13,7 @@ import os
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, overload
+from typing import Any, Self, TypedDict, Unpack, overload
 
 import duckdb
 import pyarrow as pa
@@ -21,9 +21,8 @@ from numpy.typing import ArrayLike
 
 from sonde._errors import RunError, SondeError, SondeWarning
 from sonde.graph.model import Graph
-from sonde.record import Site
 from sonde.sketch import Exponents, Histogram, Sketch, row
-from sonde.store import attempts, describing, frames, graphs, locations, queries, sketching, tabling
+from sonde.store import attempts, describing, frames, graphs, locations, queries, tabling
 from sonde.store import progress as _progress
 from sonde.store import traces as _traces
 from sonde.store.attempts import Status
@@ -58,6 +57,15 @@ def open_run(
         RunError: There is no run there, or a newer Sonde wrote it.
     """
     return Run(locations.resolve(path), frame=frame, locked=locked, limits=limits)
+
+
+class Where(TypedDict, total=False):
+    """What tells one sketch of a site and step from another: see `Run.sketch`."""
+
+    call: int | None
+    slot: str | None
+    phase: str
+    rank: int | None
 
 
 class Run:
@@ -227,15 +235,7 @@ class Run:
         `slot`).
         """
         found = self.catalogue().resolve(site, kind, call=call, slot=slot)
-        chosen = Selection(["not replaced"]).equal("name", found.name).equal("phase", phase)
-        chosen.equal("rank", rank)
-        if step is None:
-            step = self._last_step(found, chosen, phase)
-        at = Selection([*chosen.conditions], [*chosen.parameters]).steps(step)
-        rows = self._ask(f"select {sketching.COLUMNS} from records where {at.where}", at.parameters)
-        if rows.num_rows == 0:
-            raise SondeError(self._no_such_step(found, step, chosen))
-        return row(sketching.merge_by(rows, ())[1], 0)
+        return tabling.sketch(self, found, step, phase=phase, rank=rank)
 
     def histogram(
         self,
@@ -243,7 +243,7 @@ class Run:
         kind: str | None = None,
         step: int | None = None,
         edges: ArrayLike | int | None = None,
-        **where: Any,
+        **where: Unpack[Where],
     ) -> Histogram:
         """How the values of a site are spread: `edges`, `counts`, `zeros`, `nans`, `infs`.
 
@@ -253,7 +253,11 @@ class Run:
         return self.sketch(site, kind, step, **where).histogram(50 if edges is None else edges)
 
     def exponents(
-        self, site: str, kind: str | None = None, step: int | None = None, **where: Any
+        self,
+        site: str,
+        kind: str | None = None,
+        step: int | None = None,
+        **where: Unpack[Where],
     ) -> Exponents:
         """Values by power of two: `exponents`, `counts`. Further arguments as `sketch`."""
         return self.sketch(site, kind, step, **where).exponents()
@@ -472,23 +476,6 @@ class Run:
                 chosen.add(f"({column} = ? or {column} glob ?)", pattern, pattern)
         table = tabling.numbers(self, view, chosen, rank=rank, all_attempts=all_attempts)
         return self._framed(table, frame)
-
-    def _last_step(self, site: Site, chosen: Selection, phase: str) -> int:
-        query = f"select max(step) as step from records where {chosen.where}"
-        found: int | None = self._ask(query, chosen.parameters)["step"][0].as_py()
-        if found is None:
-            raise SondeError(f"`{site.name}` has no record in phase `{phase}`.")
-        return found
-
-    def _no_such_step(self, site: Site, step: int, chosen: Selection) -> str:
-        query = f"""
-            select distinct step from records where {chosen.where} order by abs(step - ?) limit 5
-        """
-        near = self._ask(query, [*chosen.parameters, step])["step"].to_pylist()
-        if not near:
-            return f"`{site.name}` has no record in that phase and rank."
-        shown = ", ".join(str(s) for s in sorted(near))
-        return f"`{site.name}` has no record at step {step}. The nearest steps are: {shown}."
 
 
 def _read_about(path: str) -> tuple[Document, str | None]:

@@ -33,6 +33,7 @@ from sonde.store.segments import Attempt
 from sonde.store.tables import EVENTS, GRAPH, NUMBERS, SITES, SKETCHES, Table
 
 _UNSEEN = np.iinfo(np.int64).min
+_MAX_NUMBER_KEYS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +202,8 @@ class RowBuilder:
         return again
 
     def _number_repeats(self, batch: NumberBatch) -> bool:
+        if len(self._number_keys) > _MAX_NUMBER_KEYS:
+            return True  # no longer remembered: readers look for themselves
         again = False
         for name, module in zip(batch.names, batch.modules, strict=True):
             key = (batch.phase, name, module)

@@ -9,13 +9,13 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sonde.store.documents import DamagedError, read_regular
+from sonde.store.documents import DamagedError, open_regular, read_regular
 from sonde.store.tables import FORMAT_VERSION, Table
 
 _NAME: Final = re.compile(r"a(\d{4,9})-([0-9a-f]{4})-(\d{8,18})-(\d{8,18})-([0-9a-f]{8})\.parquet")
@@ -23,6 +23,7 @@ _RANK: Final = re.compile(r"r(\d{5,9})")
 
 LIVE_LEVEL: Final = 1
 COMPACTED_LEVEL: Final = 3
+_PIECE_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -152,7 +153,8 @@ def check(path: str, name: SegmentName, table: Table, run_id: str | None) -> Seg
 
     Raises FileNotFoundError when it is gone and `DamagedError` when anything about it is wrong.
     """
-    return _checked(path, read_regular(path), name, table, run_id)
+    with open_regular(path) as file:
+        return _checked(path, file, name, table, run_id)
 
 
 def load(
@@ -164,7 +166,7 @@ def load(
 ) -> tuple[Segment, pa.Table]:
     """A checked segment and its rows, strings dictionary-encoded; a column it lacks is null."""
     data = read_regular(path)
-    segment = _checked(path, data, name, table, run_id)
+    segment = _checked(path, io.BytesIO(data), name, table, run_id)
     fields = [f for f in table.schema if columns is None or f.name in columns]
     strings = [f.name for f in fields if pa.types.is_string(f.type)]
     try:
@@ -186,16 +188,22 @@ def load(
 
 
 def _checked(
-    path: str, data: bytes, name: SegmentName, table: Table, run_id: str | None
+    path: str, file: BinaryIO, name: SegmentName, table: Table, run_id: str | None
 ) -> Segment:
-    if not data:
+    """All of the file goes through the checksum before any of it is believed."""
+    crc = size_bytes = 0
+    while piece := file.read(_PIECE_BYTES):
+        crc = zlib.crc32(piece, crc)
+        size_bytes += len(piece)
+    if size_bytes == 0:
         raise DamagedError("is empty")
-    if f"{zlib.crc32(data):08x}" != name.crc32:
-        raise DamagedError(f"has a wrong checksum ({len(data)} bytes)")
+    if f"{crc:08x}" != name.crc32:
+        raise DamagedError(f"has a wrong checksum ({size_bytes} bytes)")
+    file.seek(0)
     try:
-        metadata = pq.read_metadata(pa.BufferReader(data))
+        metadata = pq.read_metadata(file)
         footer = json.loads((metadata.metadata or {})[b"sonde"])
-        return _segment(path, name, table, run_id, metadata, footer, len(data))
+        return _segment(path, name, table, run_id, metadata, footer, size_bytes)
     except DamagedError:
         raise
     except Exception as error:  # a stranger's file may be wrong in any way

@@ -42,6 +42,10 @@ class Snapshot:
         return tuple(s.path for table in self.segments.values() for s in table)
 
 
+class _UnreadableError(DamagedError):
+    """The file could not be read this time: it is looked at again the next time."""
+
+
 @dataclass(slots=True)
 class _Findings:
     damages: list[Damage] = field(default_factory=list)
@@ -84,14 +88,15 @@ class SnapshotTaker:
         chosen = {}
         fresh: dict[tuple[str, Stamp], Segment | DamagedError] = {}
         try:
-            for table in self._tables:
+            # Sites last: they are published before the rows that name them.
+            for table in reversed(self._tables):
                 candidates = list_segments(self.root, table, findings.damages)
                 self._check_all(table, candidates, fresh)
                 chosen[table.name] = self._choose(table, candidates, attempts, fresh, findings)
         except FileNotFoundError:
             self._verdicts.update(fresh)
             raise
-        self._verdicts = fresh
+        self._verdicts = {k: v for k, v in fresh.items() if not isinstance(v, _UnreadableError)}
         damages = tuple(sorted({*findings.damages, *findings.holes}))
         return Snapshot(chosen, attempts, damages), frozenset(findings.holes)
 
@@ -128,7 +133,7 @@ class SnapshotTaker:
         except FileNotFoundError:
             raise
         except OSError as error:
-            return DamagedError(f"cannot be read ({error.strerror or error})")
+            return _UnreadableError(f"cannot be read ({error.strerror or error})")
 
     def _choose(
         self,

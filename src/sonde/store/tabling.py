@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sonde._errors import SondeError
 from sonde.record import COUNTS, Site, Sketches
-from sonde.sketch import concatenate, needs_bins, statistic
+from sonde.sketch import Sketch, concatenate, needs_bins, row, statistic
 from sonde.sketch.columns import empty, merge_groups
 from sonde.store import queries, sketching
 from sonde.store.catalogue import Catalogue, Kinds
@@ -89,6 +89,31 @@ def statistics(
         query = f"select {', '.join(key)}, {queries.statistics(names)} from ({merged})"
         rows = run._ask(query, chosen.parameters)
     return _with_sites(rows, catalogue, names, all_attempts)
+
+
+def sketch(run: Askable, site: Site, step: int | None, *, phase: str, rank: int | None) -> Sketch:
+    """The answer of `Run.sketch`. Raises if there is none, and says which steps there are."""
+    chosen = Selection(["not replaced"]).equal("name", site.name).equal("phase", phase)
+    chosen.equal("rank", rank)
+    if step is None:
+        last = run._ask(f"select max(step) from records where {chosen.where}", chosen.parameters)
+        step = last.column(0)[0].as_py()
+        if step is None:
+            raise SondeError(f"`{site.name}` has no record in phase `{phase}`.")
+    at = Selection([*chosen.conditions], [*chosen.parameters]).steps(step)
+    rows = run._ask(f"select {sketching.COLUMNS} from records where {at.where}", at.parameters)
+    if rows.num_rows == 0:
+        raise SondeError(_no_such_step(run, site, step, chosen))
+    return row(sketching.merge_by(rows, ())[1], 0)
+
+
+def _no_such_step(run: Askable, site: Site, step: int, chosen: Selection) -> str:
+    query = f"select distinct step from records where {chosen.where} order by abs(step - ?) limit 5"
+    near = run._ask(query, [*chosen.parameters, step])["step"].to_pylist()
+    if not near:
+        return f"`{site.name}` has no record in that phase and rank."
+    shown = ", ".join(str(s) for s in sorted(near))
+    return f"`{site.name}` has no record at step {step}. The nearest steps are: {shown}."
 
 
 def numbers(
