@@ -118,7 +118,7 @@ export function edgeWidth(bytes: number | null): number {
 }
 
 /** The part of the graph that a view of this size shows when the graph fits into it. */
-export function fit(
+export function fitted(
   layout: { width: number; height: number },
   view: { width: number; height: number },
   margin = 24,

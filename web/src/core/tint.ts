@@ -9,7 +9,7 @@ export interface BoxValue {
 }
 
 /** At the step that was asked for the answer is exact; under the pointer it is read off the small line. */
-export function valueOf(tint: Tint, node: NodeTint, hover: number | null): BoxValue {
+export function boxValue(tint: Tint, node: NodeTint, hover: number | null): BoxValue {
   if (hover === null || node.row < 0) {
     return { value: node.value ?? Number.NaN, isBad: node.flag === NONFINITE };
   }

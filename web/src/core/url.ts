@@ -214,9 +214,9 @@ export function write(state: PageState): string {
   const parts: string[] = [];
   for (const field of FIELDS) {
     const value = field.write(state);
-    if (value !== null) parts.push(`${field.key}=${escape(value)}`);
+    if (value !== null) parts.push(`${field.key}=${encode(value)}`);
   }
-  for (const [key, value] of state.unknown) parts.push(`${escape(key)}=${escape(value)}`);
+  for (const [key, value] of state.unknown) parts.push(`${encode(key)}=${encode(value)}`);
   return `#/${state.page}${parts.length ? `?${parts.join("&")}` : ""}`;
 }
 
@@ -227,7 +227,7 @@ export function read(hash: string): PageState {
   const state: PageState = { ...DEFAULTS };
   const unknown: [string, string][] = [];
   for (const part of query.split("&").filter(Boolean)) {
-    const [key, value] = splitOnce(part, "=").map(unescape);
+    const [key, value] = splitOnce(part, "=").map(decode);
     const field = FIELDS.find((f) => f.key === key);
     if (field) Object.assign(state, field.read(value) ?? {});
     else unknown.push([key, value]);
@@ -236,13 +236,13 @@ export function read(hash: string): PageState {
 }
 
 /** Readable where it may be: dots, commas, colons and slashes stay. */
-function escape(value: string): string {
+function encode(value: string): string {
   return encodeURIComponent(value).replace(/%(2C|3A|2F|3D|7E|23)/g, (_, code: string) =>
     code === "23" ? "%23" : String.fromCharCode(Number.parseInt(code, 16)),
   );
 }
 
-function unescape(value: string): string {
+function decode(value: string): string {
   try {
     return decodeURIComponent(value);
   } catch {

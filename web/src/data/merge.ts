@@ -96,7 +96,7 @@ export function mergeLines(old: Lines, delta: Lines): Lines {
     pieces.push({ source: old, start: line.start, end: line.start + keep });
     if (more) pieces.push({ source: delta, start: more.start, end: more.start + more.length });
     const length = keep + (more?.length ?? 0);
-    lines.push({ ...(more && more.length ? more : line), start: at, length });
+    lines.push({ ...(more?.length ? more : line), start: at, length });
     at += length;
   }
   const gather = <T extends Float64Array | Int32Array | Uint8Array>(of: (l: Lines) => T): T => {

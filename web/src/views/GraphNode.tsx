@@ -7,7 +7,7 @@ import { number, shape, tail } from "../core/format";
 import type { Box } from "../core/layout";
 import { css, diverging, inkOn, parseHex, sequential } from "../core/lut";
 import { type ColourScale, place } from "../core/scales";
-import { sparkOf, valueOf } from "../core/tint";
+import { boxValue, sparkOf } from "../core/tint";
 import { pinColour } from "../core/tokens";
 import { sparkPath } from "./Spark";
 
@@ -94,7 +94,7 @@ export function GraphNode(props: Props) {
       {letters.map((letter, i) => (
         <g key={letter} transform={`translate(${box.width - 12 - i * 20} -7)`} class="node-letter">
           <rect width={18} height={16} rx={4} fill={pinColour(letter, isDark)} />
-          <text x={9} y={12} fill={inkOn(parseHex(pinColour(letter, isDark)))}>
+          <text x={9} y={12} style={{ fill: inkOn(parseHex(pinColour(letter, isDark))) }}>
             {letter}
           </text>
         </g>
@@ -230,7 +230,7 @@ function TintMark({
   const { map } = app.state.value;
   const { isDark, tokens } = app.theme.value;
   if (!value) return null;
-  const { value: now, isBad } = valueOf(tint, value, app.hover.value);
+  const { value: now, isBad } = boxValue(tint, value, app.hover.value);
   if (!isBad && Number.isNaN(now)) return null;
   const i = Math.round(255 * place(scale, now));
   const colour = isBad
@@ -267,7 +267,7 @@ function TintLine({ tint, value, width }: { tint: Tint; value: NodeTint | null; 
       </text>
     );
   }
-  const { value: now, isBad } = valueOf(tint, value, app.hover.value);
+  const { value: now, isBad } = boxValue(tint, value, app.hover.value);
   return (
     <>
       {paths && (

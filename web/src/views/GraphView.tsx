@@ -7,7 +7,7 @@ import { put } from "../app/app";
 import { useApp, useCommand, useSize } from "../app/hooks";
 import { freeLetter, letterOf, MOST_PINS, pin, togglePin, unpin } from "../app/pins";
 import { bytes, count, kind as kindLabel, number, shape } from "../core/format";
-import { edgeWidth, fit, type Layout, layoutLevel, type Route, smooth } from "../core/layout";
+import { edgeWidth, fitted, type Layout, layoutLevel, type Route, smooth } from "../core/layout";
 import { colourScale } from "../core/scales";
 import { followDrag } from "./drag";
 import { GraphNode, nodeSize } from "./GraphNode";
@@ -238,7 +238,7 @@ function firstView(
   size: { width: number; height: number },
   isWhole = false,
 ): ViewBox {
-  const whole = fit(layout, size);
+  const whole = fitted(layout, size);
   if (isWhole || whole.k >= 0.6) return whole;
   const k = 0.85;
   const x = layout.width * k < size.width - 48 ? (size.width - layout.width * k) / 2 : 24;

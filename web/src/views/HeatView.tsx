@@ -67,7 +67,9 @@ export function HeatView({ heat, order, least, most, isStale, onPick }: Props) {
     const all = classify(heat.values, heat.flags, scale);
     if (order.every((r, i) => r === i)) return all;
     const sorted = new Uint8Array(order.length * wide);
-    order.forEach((r, i) => sorted.set(all.subarray(r * wide, (r + 1) * wide), i * wide));
+    for (const [i, r] of order.entries()) {
+      sorted.set(all.subarray(r * wide, (r + 1) * wide), i * wide);
+    }
     return sorted;
   }, [heat, scale, order]);
   const extents = useMemo(() => spans(heat.columns), [heat.columns]);
@@ -174,9 +176,12 @@ export function HeatView({ heat, order, least, most, isStale, onPick }: Props) {
     if (row) togglePin(app, { node: row.node, module: row.module });
     else app.say("Choose a row first, with the pointer or ↑ ↓.");
   });
+  // The row of the cell that is open is the one that is marked.
+  const { site } = app.state.value;
   useEffect(() => {
-    focused.value = -1;
-  }, [heat.kind, heat.metric, rows]);
+    focused.value = site === null ? -1 : order.findIndex((r) => heat.rows[r].site === site);
+    if (focused.peek() >= 0) move(0);
+  }, [heat.kind, heat.metric, rows, site, drawn > 0]);
 
   const at = focused.value >= 0 ? focused.value : -1;
   return (
@@ -305,7 +310,7 @@ function drawLabels(
     const row = heat.rows[order[i]];
     label(
       context,
-      isSorted ? row.label : row.path || row.label,
+      isSorted ? rowLabel(heat, row) : rowTitle(row),
       GUTTER - 8,
       y,
       isSorted ? 100 : GUTTER - 16,
@@ -317,13 +322,31 @@ function drawLabels(
     const row = heat.rows[order[hovered]];
     label(
       context,
-      row.label,
+      isSorted ? rowLabel(heat, row) : rowTitle(row),
       GUTTER - 8,
       Math.max(7, Math.min(height - 7, middle(hovered))),
       isSorted ? 104 : GUTTER - 16,
     );
   }
   context.restore();
+}
+
+/** A row inside of its group: without what the group's own label says. */
+function rowLabel(heat: Heat, row: Heat["rows"][number]): string {
+  const { path: group } = heat.groups[row.group] ?? { path: "" };
+  if (!group || !row.path.startsWith(group) || row.count > 1) return row.label;
+  const rest = row.path.slice(group.length).replace(/^\./, "");
+  return `${rest}${slotWord(row) ? ` ${slotWord(row)}` : ""}`.trim() || row.label;
+}
+
+function rowTitle(row: Heat["rows"][number]): string {
+  return `${row.path || "model"}${slotWord(row) ? ` ${slotWord(row)}` : ""}`;
+}
+
+/** The first output of a call needs no name. */
+function slotWord(row: Heat["rows"][number]): string {
+  const call = row.call > 0 ? ` #${row.call + 1}` : "";
+  return `${row.slot === "0" ? "" : row.slot}${call}`;
 }
 
 /** What a cell says: its row, its steps, its value and how it compares with the row. */
@@ -348,7 +371,7 @@ function describe(heat: Heat, r: number, c: number): Omit<TipContent, "x" | "y">
   }
   if (row.count > 1) rows.push(["tensors in this row", count(row.count)]);
   return {
-    title: `${row.path || "model"}${row.slot && row.slot !== "0" ? ` ${row.slot}` : ""}`,
+    title: rowTitle(row),
     note: heat.kind ? kindLabel(heat.kind) : "",
     rows,
   };

@@ -17,8 +17,9 @@ import { useTimePointer } from "./pointer";
 import { Tip, type TipContent } from "./Tip";
 
 const HEIGHT = 96;
-const GUTTER = 46;
-const SECTION = 60;
+const GUTTER = 42;
+const SECTION = 54;
+const PADDING = 8;
 const STRIP = 6;
 const GAP = 2;
 /** Where the cells lie inside of the plot. */
@@ -31,7 +32,7 @@ export function Kymo({ run, site }: { run: string; site: SiteRef }) {
   const box = useRef<HTMLDivElement>(null);
   const isOn = useOnScreen(box);
   const { width: whole } = useSize(box);
-  const width = Math.max(0, whole - GUTTER - SECTION - 6);
+  const width = Math.max(0, whole - 2 * PADDING - GUTTER - SECTION - GAP);
   const { scale, range, phase, rank, x } = app.state.value;
   const settled = useSettled(x, 160);
   const question = {
@@ -61,7 +62,10 @@ export function Kymo({ run, site }: { run: string; site: SiteRef }) {
         {data && <Numbers data={data} />}
       </div>
       {data ? (
-        <Plot data={data} width={width} isStale={isLoading} />
+        <>
+          <Plot data={data} width={width} isStale={isLoading} />
+          <Foot data={data} width={width} />
+        </>
       ) : (
         <div class="kymo-space">{error && <p class="hint">{error.message}</p>}</div>
       )}
@@ -153,6 +157,23 @@ function Plot({ data, width, isStale }: { data: Kymograph; width: number; isStal
   );
 }
 
+/** The ends of the axis, and how what is shown was made. */
+function Foot({ data, width }: { data: Kymograph; width: number }) {
+  const app = useApp();
+  const domain = app.domain.value;
+  if (!domain) return null;
+  const words = data.notes.join(" · ");
+  return (
+    <div class="kymo-foot" style={{ width: `${width}px` }}>
+      <span class="number">{count(domain.from)}</span>
+      <span class="cut" title={words}>
+        {words}
+      </span>
+      <span class="number">{count(domain.to - domain.cadence)}</span>
+    </div>
+  );
+}
+
 /** What is in no cell: not finite on top, zeros below. */
 function drawStrips(
   c: CanvasRenderingContext2D,
@@ -215,8 +236,8 @@ function drawLines(
     [data.p50, []],
   ] as const) {
     for (const [colour, wide] of [
-      ["#00000070", 2.5],
-      ["#ffffffd0", 1],
+      ["#00000055", 2],
+      ["#ffffffc0", 1],
     ] as const) {
       c.setLineDash([...dash]);
       c.strokeStyle = colour;

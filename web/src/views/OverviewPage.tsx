@@ -6,7 +6,7 @@ import type { App } from "../app/app";
 import { useApp, useQuery, useSettled } from "../app/hooks";
 import { pin } from "../app/pins";
 import { setCursor } from "../app/time";
-import { ago, bytes, count, kind as kindLabel, number, site } from "../core/format";
+import { ago, bytes, count, number, site } from "../core/format";
 import { Button, Icon } from "./Controls";
 import { Drawer } from "./Drawer";
 import { HeatPanel } from "./HeatPanel";
@@ -219,8 +219,11 @@ function MoverRows({ data, onShow }: { data: Movers; onShow: (mover: Mover) => v
             title={`${row.site.name}: open at the cursor`}
             onClick={() => onShow(row)}
           >
-            <span class="mover-name">
-              <bdi>{site(row.site)}</bdi>
+            <span class="mover-name">{site(row.site)}</span>
+            <span class="mover-values dim number">
+              {row.nonfinite_steps > 0
+                ? `in ${count(row.nonfinite_steps)} ${row.nonfinite_steps === 1 ? "step" : "steps"}`
+                : `${number(row.before)} → ${number(row.after)}`}
             </span>
             {row.nonfinite_steps > 0 ? (
               <span class="badge bad">not finite since {count(row.first_nonfinite_step)}</span>
@@ -230,10 +233,6 @@ function MoverRows({ data, onShow }: { data: Movers; onShow: (mover: Mover) => v
                 <span class="number">{factor(row.change)}</span>
               </>
             )}
-            <span class="mover-values dim number">
-              {kindLabel(row.site.kind)}
-              {row.before !== null && ` · ${number(row.before)} → ${number(row.after)}`}
-            </span>
           </button>
           <Button
             icon="pin"
