@@ -8,7 +8,9 @@ time, so that whatever else the machine does hits all alike. The first round is 
 is the median step of a variant over the median plain step of the same run; its spread are the
 quartiles of the ratios of single rounds. After each block a variant may finish what it does in the
 background, untimed, so that it does not disturb the next one; blocks are long enough for that to
-happen inside of them too.
+happen inside of them too. `cpu_ratio` is the same for the processor time of the whole process, what
+is done in the background included (in other processes, as wandb does, not); threads that spin while
+they wait count too, so it says most with OMP_NUM_THREADS=1.
 
 Variants that take several plain steps per step get shorter blocks. One that cannot be run here
 is in the results with the reason. `make bench` installs all of them.
@@ -47,8 +49,8 @@ MODELS = {
 }
 COLUMNS = (
     *("date", "machine", "cores", "load", "python", "torch", "sonde", "kernel", "model", "variant"),
-    *("version", "captures", "step_ms", "ratio", "ratio_low", "ratio_high", "added_ms"),
-    *("times_sonde", "rounds", "block", "note"),
+    *("version", "captures", "step_ms", "ratio", "ratio_low", "ratio_high", "cpu_ratio"),
+    *("added_ms", "times_sonde", "threads", "rounds", "block", "note"),
 )
 
 
@@ -87,6 +89,7 @@ class Contender:
     block: int = 0
     step: int = 0
     seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
 
 
 # -- variants ------------------------------------------------------------------------------------
@@ -292,7 +295,7 @@ def measure(name: str, rounds: int, block: int) -> list[dict[str, object]]:
             print(f"\r{name}: round {number + 1} of {rounds}", end="", flush=True, file=sys.stderr)
             start = number % len(contenders)
             for contender in contenders[start:] + contenders[:start]:
-                contender.seconds.append(run_block(contender, ids, contender.block))
+                run_block(contender, ids, contender.block)
         print(file=sys.stderr)
     return [about | row for row in report(contenders, problems, rounds)]
 
@@ -308,17 +311,22 @@ def enter(stack: ExitStack, variant: Variant, shape: Shape, folder: Path) -> Con
 def warm_up(contender: Contender, ids: Tensor) -> float:
     """Ten steps, so that blocks begin where each tenth step is due; seconds per later step."""
     run_block(contender, ids, 5)
-    return run_block(contender, ids, 5)
+    seconds = run_block(contender, ids, 5)
+    contender.seconds.clear()
+    contender.cpu_seconds.clear()
+    return seconds
 
 
 def run_block(contender: Contender, ids: Tensor, steps: int) -> float:
     """Seconds per step over a block."""
-    began = time.perf_counter()
+    began, cpu_began = time.perf_counter(), time.process_time()
     for _ in range(steps):
         train(contender, ids)
-    seconds = time.perf_counter() - began
+    seconds = (time.perf_counter() - began) / steps
     contender.watcher.settle()
-    return seconds / steps
+    contender.seconds.append(seconds)
+    contender.cpu_seconds.append((time.process_time() - cpu_began) / steps)
+    return seconds
 
 
 def train(contender: Contender, ids: Tensor) -> None:
@@ -342,8 +350,8 @@ def report(
 ) -> list[dict[str, object]]:
     """A row per variant, in order, printed as well."""
     measured = {contender.variant.name: contender for contender in contenders}
-    base = measured["plain"].seconds
-    full_s = statistics.median(measured[FULL].seconds) - statistics.median(base)
+    base = measured["plain"]
+    full_s = statistics.median(measured[FULL].seconds) - statistics.median(base.seconds)
     rows = []
     for variant in VARIANTS:
         row: dict[str, object] = {
@@ -355,23 +363,26 @@ def report(
         }
         if variant.name in measured:
             contender = measured[variant.name]
-            row |= figures(contender.seconds, base, full_s) | {"block": contender.block}
+            row |= figures(contender, base, full_s)
         rows.append(row)
         print(line(row))
     return rows
 
 
-def figures(seconds: list[float], base: list[float], full_s: float) -> dict[str, object]:
-    median_s, base_s = statistics.median(seconds), statistics.median(base)
-    ratios = [s / b for s, b in zip(seconds, base, strict=True)]
+def figures(contender: Contender, base: Contender, full_s: float) -> dict[str, object]:
+    median_s, base_s = statistics.median(contender.seconds), statistics.median(base.seconds)
+    ratios = [s / b for s, b in zip(contender.seconds, base.seconds, strict=True)]
     low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    cpu = statistics.median(contender.cpu_seconds) / statistics.median(base.cpu_seconds)
     return {
         "step_ms": f"{1e3 * median_s:.2f}",
         "ratio": f"{median_s / base_s:.3f}",
         "ratio_low": f"{low:.3f}",
         "ratio_high": f"{high:.3f}",
+        "cpu_ratio": f"{cpu:.3f}",
         "added_ms": f"{1e3 * (median_s - base_s):.2f}",
         "times_sonde": f"{(median_s - base_s) / full_s:.2f}" if full_s > 0 else "",
+        "block": contender.block,
     }
 
 
@@ -380,7 +391,8 @@ def line(row: dict[str, object]) -> str:
         return f"  {row['variant']:<44} {row['note']}"
     return (
         f"  {row['variant']:<44} {row['step_ms']:>9} ms  {row['ratio']:>7} x  "
-        f"({row['ratio_low']} to {row['ratio_high']})  added {row['times_sonde']} x sonde's"
+        f"({row['ratio_low']} to {row['ratio_high']})  "
+        f"cpu {row['cpu_ratio']:>7} x  added {row['times_sonde']} x sonde's"
     )
 
 
@@ -401,6 +413,7 @@ def surroundings(model: str) -> dict[str, object]:
         "torch": torch.__version__,
         "sonde": sonde.__version__,
         "kernel": "c" if c.available() else "torch",
+        "threads": torch.get_num_threads(),
         "model": model,
     }
 

@@ -1,0 +1,49 @@
+"""Every example runs, and so does the code in the README."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where examples run. It holds a run already, for those that only read."""
+    where = tmp_path_factory.mktemp("examples")
+    run(where, ROOT / "examples" / "minimal.py")
+    return where
+
+
+def run(where, *command):
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", *map(str, command)],
+        cwd=where,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_example_runs_and_says_something(example, folder):
+    assert len(run(folder, example).splitlines()) > 3
+
+
+def test_python_in_the_readme_runs_in_order(tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(blocks) >= 2
+    run(tmp_path, "-c", "\n".join(blocks))
+
+
+def test_examples_are_named_in_the_readme():
+    readme = (ROOT / "README.md").read_text()
+    assert [path.name for path in EXAMPLES if f"examples/{path.name}" not in readme] == []
