@@ -87,26 +87,39 @@ def test_segments_that_are_large_together_stay_apart(tmp_path, monkeypatch):
     assert ranges(path, "stats") == [(0, 63), (64, 127), (128, 129)]
 
 
-def test_rows_are_sorted_inside_row_groups_that_are_cut_at_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_ROWS_PER_GROUP", 50)
-    for in_memory in (1 << 30, 0):
-        monkeypatch.setattr(module, "_IN_MEMORY_BYTES", in_memory)
-        path = tmp_path / f"run{in_memory}"
+def test_rows_are_sorted_and_row_groups_are_cut_between_names(tmp_path, monkeypatch):
+    for rows_per_group, expected in ((50, 3), (64, 3), (65, 2), (1000, 1), (20, 9)):
+        monkeypatch.setattr(module, "_ROWS_PER_GROUP", rows_per_group)
+        path = tmp_path / f"run{rows_per_group}"
         write(path, 64)
         before = content(path)
         compact(str(path))
         assert content(path) == before
         folder = path / "stats" / "r00000"
         file = pq.ParquetFile(folder / os.listdir(folder)[0])
-        assert file.num_row_groups == 4
-        last = -1
-        for i in range(file.num_row_groups):
-            rows = file.read_row_group(i)
-            keys = list(zip(rows["name"].to_pylist(), rows["step"].to_pylist(), strict=True))
-            assert keys == sorted(keys)
-            steps = set(rows["step"].to_pylist())
-            assert min(steps) > last
-            last = max(steps)
+        assert file.num_row_groups == expected
+        groups = [file.read_row_group(i) for i in range(file.num_row_groups)]
+        keys = [
+            key
+            for group in groups
+            for key in zip(group["name"].to_pylist(), group["step"].to_pylist(), strict=True)
+        ]
+        assert keys == sorted(keys)
+        if rows_per_group >= 50:
+            names = [set(group["name"].to_pylist()) for group in groups]
+            assert sum(len(n) for n in names) == N_SITES, "no name lies in two groups"
+
+
+def test_large_blocks_are_compacted_in_eighths(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_LIMITS_BYTES", (100_000, 0, 0))
+    path = tmp_path / "run"
+    writer = write(path, 70, close=False)
+    before = content(path)
+    assert sum(os.path.getsize(f) for f in files(path / "live")) > 100_000
+    compact(str(path))
+    assert ranges(path, "stats") == [(8 * i, 8 * i + 7) for i in range(8)]
+    assert content(path) == before
+    writer.close()
 
 
 def test_each_rank_can_be_compacted_by_itself(tmp_path):
