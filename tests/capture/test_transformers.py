@@ -24,17 +24,17 @@ from witness import Witness
 TOKENS = 40
 
 
-def gpt2():
-    config = GPT2Config(vocab_size=TOKENS, n_positions=16, n_embd=16, n_layer=2, n_head=2)
+def gpt2(layers=2):
+    config = GPT2Config(vocab_size=TOKENS, n_positions=16, n_embd=16, n_layer=layers, n_head=2)
     return GPT2LMHeadModel(config), text()
 
 
-def llama():
+def llama(layers=2):
     config = LlamaConfig(
         vocab_size=TOKENS,
         hidden_size=16,
         intermediate_size=32,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
     )

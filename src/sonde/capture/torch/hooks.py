@@ -128,8 +128,9 @@ class GradHook:
         self.owner = owner
         self.spots: list[Spot] = []
 
-    def __call__(self, grad: Tensor) -> None:
-        if not self.owner.asleep:
+    def __call__(self, grad: Tensor | None) -> None:
+        # There is none for an output of compiled code that nobody used.
+        if grad is not None and not self.owner.asleep:
             self.owner.gradient(self.spots, grad)
 
 

@@ -78,6 +78,10 @@ class Optimizers:
         if optimizer is self._optimizers[-1]():
             self._end()
 
+    # To the compiler of an optimizer's step: call these as they are.
+    _pre._torchdynamo_disable = True  # type: ignore[attr-defined]
+    _post._torchdynamo_disable = True  # type: ignore[attr-defined]
+
     def about_to_clip(self, parameters: Sequence[Tensor]) -> None:
         """Gradients before clipping, under the slot `weight/before_clip`."""
         suffix = "/before_clip"

@@ -46,7 +46,7 @@ from sonde.capture.torch.passes import (
 from sonde.capture.torch.recorder import Recorder, Tables
 from sonde.capture.torch.tables import table_for
 from sonde.capture.torch.tap import Tap
-from sonde.capture.torch.taps import Taps
+from sonde.capture.torch.taps import MODULE_KINDS, Taps
 from sonde.capture.torch.troubles import Troubles
 from sonde.record import Kind
 
@@ -264,6 +264,7 @@ class Capture:
             if self.is_closed:
                 return
             if self._recording:
+                self._notice_silence()
                 self.recorder.hand_over(self._step_of)
                 self.recorded_steps += 1
                 if not self.recorder.end("train", self.step):
@@ -277,6 +278,11 @@ class Capture:
             self._checkpoints.clear()
             self._leaves.clear()
             self._begin()
+
+    def _notice_silence(self) -> None:
+        """A step without a pass: what was compiled before we came does not call our hooks."""
+        if self._between and self.plan.kinds & MODULE_KINDS and not self._paused:
+            self.troubles.unseen()
 
     # -- passes --------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from sonde.capture.torch.tap import Owner, Tap, is_plain
 from sonde.capture.torch.troubles import Troubles
 from sonde.record import Kind
 
-_KINDS: Final[frozenset[Kind]] = frozenset({"input", "output", "input_grad", "output_grad"})
+MODULE_KINDS: Final[frozenset[Kind]] = frozenset({"input", "output", "input_grad", "output_grad"})
 
 
 class Taps:
@@ -66,7 +66,7 @@ class Taps:
     def _hang(self, path: str, module: nn.Module, *, is_root: bool) -> Tap:
         plan = self._owner.plan
         selected = plan.wants(path, module)
-        kinds = plan.kinds & _KINDS if selected else frozenset()
+        kinds = plan.kinds & MODULE_KINDS if selected else frozenset()
         tap = Tap(self._owner, path, module, kinds, selected=selected, is_root=is_root)
         hang(tap, module, self._number)
         return tap

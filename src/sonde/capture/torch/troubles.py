@@ -16,6 +16,7 @@ class Troubles:
         self.warn: Callable[[str], None] = lambda _text: None
         self.skipped: dict[tuple[str, str], int] = {}
         self.failures: dict[tuple[str, str], int] = {}
+        self.silent_steps = 0
         self._drain = drain
         self._strict = strict
 
@@ -36,6 +37,17 @@ class Troubles:
             self.failures[key] = 0
             self.warn(f"recording `{where}` failed and goes on without it: {error!r}")
         self.failures[key] += 1
+
+    def unseen(self) -> None:
+        """The optimizer stepped, and the model was not called as far as we could see."""
+        text = (
+            "no call of the model was seen in a recorded step. If a function around it was "
+            "compiled with torch.compile before the watch began, call torch._dynamo.reset() once"
+        )
+        if not self.silent_steps:
+            self.warn(f"{text}.")
+        self.silent_steps += 1
+        self.tell("unseen", text, level="warning")
 
     def tell(self, code: str, message: str, *, where: str = "", level: Level = "info") -> None:
         """Put an event about the recording into the run."""

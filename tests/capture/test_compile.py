@@ -1,0 +1,443 @@
+"""Under `torch.compile`: nothing breaks, nothing is compiled again, and the numbers are those of
+eager mode."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from test_transformers import gpt2, llama
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
+
+import sonde
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+def graphs():
+    """How many graphs were compiled, and how often tracing was broken off."""
+    return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+
+
+class Block(nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+        self.act = nn.Tanh()
+
+    def forward(self, x):
+        return x + self.act(self.down(self.act(self.up(self.norm(x)))))
+
+
+class Net(nn.Module):
+    """Blocks, a reused activation, a residual; checkpoints if asked for."""
+
+    def __init__(self, blocks=2, checkpointed=False):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+        self.head = nn.Linear(8, 3)
+        self.checkpointed = checkpointed
+
+    def forward(self, x):
+        for block in self.blocks:
+            if self.checkpointed:
+                x = checkpoint(block, x, use_reentrant=False)
+            else:
+                x = block(x)
+        return self.head(x)
+
+
+class InPlace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.act = nn.ReLU(inplace=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = self.norm(self.conv(x.unflatten(1, (1, 8)).unsqueeze(-1)))
+        y = x.clone()
+        y += self.act(x)
+        return self.head(y.mean((2, 3)))
+
+
+def record(watching, model, call, *, steps=2, passes=1, autocast=False, **options):
+    """Train a few steps through `call` and give what was recorded."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    watch, memory = watching(model, optimizer, **options)
+    data = torch.Generator().manual_seed(1)
+    dtype = next(model.parameters()).dtype
+    for _ in range(steps):
+        for _ in range(passes):
+            x = torch.randn(5, 8, generator=data, dtype=torch.float64).to(dtype)
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                loss = call(x).float().square().mean()
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    watch.close()
+    assert memory.counted("failed") == {}
+    return memory
+
+
+def assert_agree(found, eager, exact, *, steps=2, tolerance=1e-4):
+    """The same sites and counts as in eager mode; sizes as in float64, to the dtype's rounding.
+
+    A step trains on what earlier ones rounded, so errors grow with steps: the bound is on sizes
+    (root mean square), for sites that are not themselves rounding noise.
+    """
+    for step in range(steps):
+        a, b, c = found.at(step), eager.at(step), exact.at(step)
+        assert set(a) == set(b) == set(c)
+        for name in a:
+            assert a[name].count == b[name].count, name
+            assert a[name].nans == a[name].infs == 0, name
+            if c[name].rms > 1e-6:
+                assert a[name].rms == pytest.approx(c[name].rms, rel=tolerance), name
+                assert a[name].max == pytest.approx(c[name].max, rel=tolerance, abs=tolerance), name
+
+
+def check(watching, model, compile_, *, tolerance=1e-4, **options):
+    """Record eagerly, in float64, and compiled; all three agree."""
+    eager_model, exact_model = copy.deepcopy(model), copy.deepcopy(model).double()
+    eager = record(watching, eager_model, eager_model, **options)
+    exact = record(watching, exact_model, exact_model, **{**options, "autocast": False})
+    counters.clear()
+    found = record(watching, model, compile_(model), **options)
+    assert_agree(found, eager, exact, tolerance=tolerance)
+    return found
+
+
+def whole(model):
+    return torch.compile(model, fullgraph=True)
+
+
+# Taps are placed before a graph reaches its backend: most of what follows needs no code generator.
+
+
+def traced(model):
+    return torch.compile(model, fullgraph=True, backend="aot_eager")
+
+
+def partitioned(model):
+    """With what decides which values are computed again in backward."""
+    return torch.compile(model, fullgraph=True, backend="aot_eager_decomp_partition")
+
+
+def in_place(model):
+    model.compile(fullgraph=True, backend="aot_eager")
+    return model
+
+
+def by_block(model):
+    for block in model.blocks:
+        block.compile(fullgraph=True, backend="aot_eager")
+    return model
+
+
+def by_wrapped_block(model):
+    for i, block in enumerate(model.blocks):
+        model.blocks[i] = torch.compile(block, fullgraph=True, backend="aot_eager")
+    return model
+
+
+def as_function(model):
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def call(x):
+        return model(x)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "compile_", [pytest.param(whole, marks=pytest.mark.slow), in_place, as_function]
+)
+def test_a_compiled_model_is_recorded_like_an_eager_one(watching, compile_):
+    check(watching, Net(), compile_)
+    assert graphs() == (1, 0)
+
+
+@pytest.mark.parametrize("compile_", [by_block, by_wrapped_block])
+def test_blocks_compiled_one_by_one_share_their_code(watching, compile_):
+    """As many graphs for twelve blocks as without us: one for an input without a gradient, one
+    for all others."""
+    found = check(watching, Net(blocks=12), compile_)
+    assert graphs() == (2, 0)
+    assert {"blocks.11.up/output/0", "blocks.11.act#1/output_grad/0"} <= set(found.at(0))
+
+
+def test_accumulation_under_compile(watching):
+    check(watching, Net(), traced, passes=3)
+    assert graphs() == (1, 0)
+
+
+def test_checkpointing_under_compile_counts_once(watching):
+    check(watching, Net(checkpointed=True), partitioned, log="default")
+    assert graphs() == (1, 0)
+
+
+@pytest.mark.slow
+def test_in_place_operations_under_compile(watching):
+    check(watching, InPlace(), whole)
+    assert graphs() == (1, 0)
+
+
+def test_autocast_under_compile(watching):
+    """bfloat16 keeps 8 bits: a relative error of 2**-8 per operation, and there are about ten."""
+    found = check(watching, Net(), traced, autocast=True, tolerance=0.08)
+    dtypes = {i.site.name: i.dtype for i in found.infos.values()}
+    assert dtypes["blocks.0.up/output/0"] == "bfloat16"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [gpt2, llama])
+def test_real_models_compile_whole_and_once(watching, make):
+    """No graph break, and no recompilation in fifty steps of which every seventh is recorded."""
+    model, inputs = make(layers=1)
+    model.train()
+    model.loss_type = "ForCausalLM"  # what it would find out, and log, by itself
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0  # the compiler draws other random numbers
+    eager_model = copy.deepcopy(model)
+
+    def train(model, call, steps):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        watch, memory = watching(model, optimizer, every=7)
+        for _ in range(steps):
+            call(**inputs, use_cache=False).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        watch.close()
+        return memory
+
+    eager = train(eager_model, eager_model, 8)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        found = train(model, torch.compile(model, fullgraph=True), 50)
+    assert graphs() == (1, 0)
+    assert [s for s, _ in found.steps] == [0, 7, 14, 21, 28, 35, 42, 49]
+    for step in (0, 7):
+        a, b = found.at(step), eager.at(step)
+        # The outermost compiled module gives its logits away; their gradient stays inside.
+        assert set(b) - set(a) == {"./output_grad/logits"}
+        assert set(a) <= set(b)
+        for name in a:
+            assert a[name].count == b[name].count, name
+            if step == 0 and b[name].rms > 1e-6:
+                assert a[name].rms == pytest.approx(b[name].rms, rel=1e-3), name
+    assert found.counted("failed") == {}
+
+
+def test_a_model_that_was_compiled_before_is_recorded_too(watching):
+    """The compiler does not look for new hooks: its code is dropped and made again."""
+    model = Net()
+    eager = copy.deepcopy(model)
+    compiled = traced(model)
+    compiled(torch.ones(5, 8)).sum().backward()
+    compiled(torch.ones(5, 8)).sum().backward()
+    model.zero_grad()
+    assert graphs() == (1, 0)
+    found = record(watching, compiled, compiled)
+    assert len(found.counted("recompiled")) == 1
+    assert graphs() == (2, 0)
+    assert set(found.at(0)) == set(record(watching, eager, eager).at(0))
+
+
+def test_a_function_that_was_compiled_before_is_told_of(watching):
+    """What a user compiled around the model cannot be found; its silence can be."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    call = as_function(model)
+    call(torch.ones(5, 8))
+    watch, memory = watching(model, optimizer)
+    call(torch.ones(5, 8)).sum().backward()
+    with pytest.warns(sonde.SondeWarning, match=r"no call of the model was seen.*torch.compile"):
+        optimizer.step()
+    optimizer.step()
+    watch.close()
+    assert list(memory.counted("unseen").values()) == [2]
+
+
+class Attached(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = sonde.attach(self.fc(x) * 2, "doubled")
+        return sonde.attach(y + 1, "more")
+
+
+def test_attached_tensors_under_compile(watching):
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Attached()
+            self.last = nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.last(self.inner(self.inner(x)))
+
+    found = check(watching, Outer(), traced)
+    assert graphs() == (1, 0)
+    names = {n for n in found.at(0) if "attach" in n}
+    assert names == {
+        f"inner{call}/{kind}/{name}"
+        for call in ("", "#1")
+        for kind in ("attach", "attach_grad")
+        for name in ("doubled", "more")
+    }
+
+
+def test_attach_compiles_to_nothing_when_nobody_watches():
+    model = Attached()
+    compiled = traced(model)
+    x = torch.ones(2, 8)
+    assert torch.allclose(compiled(x), model(x))
+    assert graphs() == (1, 0)
+
+
+class Broken(nn.Module):
+    """Tracing breaks off in the middle."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.inner = Breaking()
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(self.inner(self.first(x)))
+
+
+class Breaking(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(8, 8)
+        self.down = nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = self.up(x)
+        torch._dynamo.graph_break()
+        return self.down(x)
+
+
+def test_graph_breaks_lose_nothing(watching):
+    def compile_(model):
+        return torch.compile(model, backend="aot_eager")
+
+    compile_(Broken())(torch.ones(5, 8))
+    expected = graphs()
+    assert expected[1] > 0
+    torch._dynamo.reset()
+    check(watching, Broken(), compile_)
+    assert graphs() == expected
+
+
+def test_evaluation_of_a_compiled_model_is_a_phase(watching):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    compiled = torch.compile(model, backend="aot_eager")
+    watch, memory = watching(model, optimizer, phases=("train", "eval"), log="default")
+    for _ in range(2):
+        compiled(torch.ones(5, 8)).sum().backward()
+        optimizer.step()
+        compiled.eval()
+        with torch.no_grad():
+            compiled(torch.ones(2, 8))
+        compiled.train()
+    watch.close()
+    assert memory.steps == [(0, "train"), (0, "eval"), (1, "train"), (1, "eval")]
+    assert memory.at(1, "eval")["head/output/0"].count == 6
+    assert memory.at(1, "train")["head/output/0"].count == 15
+
+
+def test_a_compiled_optimizer_is_recorded(watching):
+    def run(compile_it):
+        torch.manual_seed(0)
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        watch, memory = watching(model, optimizer)
+        step = torch.compile(optimizer.step, backend="aot_eager") if compile_it else optimizer.step
+        for _ in range(3):
+            model(torch.ones(5, 8)).square().mean().backward()
+            step()
+            optimizer.zero_grad()
+        watch.close()
+        return memory
+
+    plain, found = run(False), run(True)
+    for step in range(3):
+        assert set(found.at(step)) == set(plain.at(step))
+        for name, sketch in plain.at(step).items():
+            assert found.at(step)[name].count == sketch.count, name
+            assert found.at(step)[name].rms == pytest.approx(sketch.rms, rel=1e-3, abs=1e-8), name
+
+
+def test_training_under_compile_is_the_same_bits(watching):
+    """As far as tracing goes. A code generator may join other operations when values are kept."""
+
+    def run(watched):
+        torch.manual_seed(0)
+        model = Net()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        watch = watching(model, optimizer)[0] if watched else None
+        compiled = traced(model)
+        for _ in range(3):
+            compiled(torch.ones(5, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if watch:
+            watch.close()
+        return model.state_dict()
+
+    plain, watched = run(False), run(True)
+    assert all(torch.equal(plain[name], watched[name]) for name in plain)
+
+
+def test_nothing_of_ours_is_left_in_code_compiled_after_unwatching(watching):
+    model = Net()
+    found = []
+
+    def backend(graph, inputs):
+        found.append([n for n in graph.graph.nodes if "sonde" in str(n.target)])
+        return graph.forward
+
+    compiled = torch.compile(model, backend=backend)
+    watch, _ = watching(model)
+    compiled(torch.ones(5, 8))
+    watch.close()
+    compiled(torch.ones(5, 8))
+    assert found[0]
+    assert found[-1] == []
+    assert len(found) == 2
+
+
+def test_two_watches_of_one_compiled_model_both_see_it(watching):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch, memory = watching(model, optimizer)
+    watch2, memory2 = watching(model, optimizer, log="output")
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    compiled(torch.ones(5, 8)).sum().backward()
+    optimizer.step()
+    watch.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled(torch.ones(5, 8)).sum().backward()
+    optimizer.step()
+    watch2.close()
+    assert set(memory2.at(0)) == {n for n in memory.at(0) if "/output/" in n}
+    assert set(memory2.at(1)) == set(memory2.at(0))
