@@ -370,7 +370,7 @@ def _at_least_one(argument: str, value: int) -> int:
 
 def _torch_capture() -> Any:
     """The torch side, loaded on first use. `Any`: a module."""
-    if "torch" not in sys.modules:
+    if sys.modules.get("torch") is None:
         raise SondeError("`model` must be a torch.nn.Module; torch has not been imported.")
     import sonde.capture.torch
 
