@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.capture.rows import Filled, Window
-from sonde.record import Event, NumberBatch, Sink, SiteInfo, SketchBatch, Sketches
+from sonde.record import Event, GraphPart, NumberBatch, Sink, SiteInfo, SketchBatch, Sketches
 from sonde.sketch import concatenate, merge_groups, take
 
 _LOG = logging.getLogger("sonde")
@@ -76,7 +76,7 @@ class _Barrier:
     reached: threading.Event = field(default_factory=threading.Event)
 
 
-Job = Part | End | Numbers | Later | Event | NewSink | _Barrier
+Job = Part | End | Numbers | Later | Event | GraphPart | NewSink | _Barrier
 
 
 class Drain:
@@ -108,7 +108,7 @@ class Drain:
         """Whether another window may be handed over now; when not, the step is to be dropped."""
         return self._given_bytes - self._done_bytes < self._capacity_bytes
 
-    def put(self, job: Part | End | Numbers | Later | Event | NewSink) -> None:
+    def put(self, job: Part | End | Numbers | Later | Event | GraphPart | NewSink) -> None:
         """Hand over a job. Never blocks. Ask `has_room` first for windows; the rest is small.
 
         Windows come from one thread at a time.
@@ -165,6 +165,8 @@ class Drain:
                     self._tell(job.event)
             case Event():
                 self._tell(job)
+            case GraphPart():
+                self._each(lambda s: _tell_graph(s, job))
             case NewSink():
                 self._sinks.append(job.sink)
                 if self._declared:
@@ -204,6 +206,13 @@ class Drain:
                 self._sinks.remove(sink)
             told = Event("sink_failed", repr(error), where=sink.name, level="error")
             self._each(lambda s: s.event(told))
+
+
+def _tell_graph(sink: Sink, part: GraphPart) -> None:
+    """Not every sink has a use for the graph."""
+    take_graph = getattr(sink, "graph", None)
+    if take_graph is not None:
+        take_graph(part)
 
 
 def _assemble(filled: Filled, window: Window) -> list[tuple[str, NDArray[np.int32], Sketches]]:

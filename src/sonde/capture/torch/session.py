@@ -33,7 +33,7 @@ from sonde.capture.drain import Drain, Numbers
 from sonde.capture.leaves import leaves
 from sonde.capture.plan import Plan, Schedule
 from sonde.capture.rows import Spot
-from sonde.capture.torch import compiled, naming
+from sonde.capture.torch import compiled, graphing, naming
 from sonde.capture.torch.hooks import MAX_SLOTS, GradHook, inputs
 from sonde.capture.torch.passes import (
     Checkpoints,
@@ -90,6 +90,7 @@ class Capture:
         self._passes: dict[int, Pass] = {}
         self._leaves = Leaves()
         self._checkpoints = Checkpoints()
+        self._graph = graphing.taker(model, drain, self.troubles, plan.max_calls)
         self._begin()
         self.taps.scan(self.root)
 
@@ -152,6 +153,7 @@ class Capture:
             self._leaves.clear()
             self.recorder.hand_over(self._step_of)
             self.recorder.end_phases(besides="")
+            self._graph.close(step=self.step)
             self.troubles.tell_the_rest()
 
     def forked(self) -> None:
@@ -208,6 +210,8 @@ class Capture:
                     wanted = self._recording or self._forced is not None
                 else:
                     wanted = current_backward() == -1 and self._in_compiled_pass(at)
+                if wanted:
+                    self._graph.compiled(step=self.step)
                 if wanted and not self._too_many(tap, call):
                     self.recorder.add(self._spot(tap, kind, call, slot, at.phase), x)
         except Exception as error:
@@ -231,6 +235,8 @@ class Capture:
         tap, call = stack[-1]
         try:
             with self.lock:
+                if not is_redone:
+                    self._graph.attach(name, x)
                 if not tap.selected or self._too_many(tap, call):
                     return
                 if "attach" in self.plan.kinds and not is_redone:
@@ -366,6 +372,8 @@ class Capture:
         at.stack.append((tap, call))
         if call < 0 or not self._wants(at.phase):
             return
+        if len(at.stack) == 1:
+            self._graph.begin(tap.path, module, args, kwargs, step=self.step)
         self._checkpoints.forward(tap, call)
         if (tap.input or tap.input_grad) and not self._too_many(tap, call):
             found = inputs(args, kwargs, MAX_SLOTS + 1)
@@ -386,6 +394,8 @@ class Capture:
             call = pop(at.redone, tap)
         elif tap.enters:
             call = pop(at.stack, tap)
+            if not at.stack:
+                self._graph.end(output, at.calls, step=self.step)
         else:
             call = self._enter_and_leave(tap, at)
         wanted = tap.output or tap.output_grad

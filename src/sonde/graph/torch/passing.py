@@ -1,0 +1,137 @@
+"""A pass that is being traced: the hooks and the mode that show it to a trace, while it lasts."""
+
+from __future__ import annotations
+
+import contextlib
+from _thread import get_ident
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sonde.graph.torch.trace import Mode, Trace
+
+Leaves = Sequence[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """What has to be known of models in general. `Any`: whatever a model takes and gives."""
+
+    modules: Callable[[nn.Module], Iterator[tuple[str, nn.Module]]]
+    """Every module with its path, the root as ""."""
+    inputs: Callable[[Any, Any], Leaves]
+    """The tensors in the arguments of a call, each with its slot."""
+    outputs: Callable[[Any], Leaves]
+
+
+class TracedPass:
+    """One outermost call. What fails is kept in `error`; nothing is raised into the model."""
+
+    def __init__(self, framework: Framework, model: nn.Module, *, max_calls: int) -> None:
+        self.error: Exception | None = None
+        self.trace = Trace([*model.parameters(), *model.buffers()], max_calls=max_calls)
+        self._framework = framework
+        self._modules = [m for _, m in framework.modules(model)]
+        self._paths = {id(m): path for path, m in framework.modules(model)}
+        self._mode = Mode(self.trace, self._failed)
+        self._handles: list[Any] = []
+        self._thread = get_ident()
+        self._top = ""
+        self._is_running = False
+
+    def begin(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """The call of `module` begins: its hooks run now, so those put on here see the rest."""
+        self._top = path
+        for one in self._modules:
+            with contextlib.suppress(Exception):  # a scripted module takes no hooks
+                self._handles += [
+                    one.register_forward_pre_hook(_Enter(self), with_kwargs=True),
+                    one.register_forward_hook(_Leave(self), always_call=True),
+                ]
+        self.trace.enter(path, self._framework.inputs(args, kwargs))
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        self._is_running = True
+
+    def end(self, output: Any) -> None:
+        """The call is over."""
+        self._guarded(lambda: self.trace.leave(self._top, self._framework.outputs(output)))
+
+    def stop(self) -> Mode | None:
+        """Look no more; returns the mode if it is not its turn to leave yet. The hooks stay, and
+        do nothing: while an exception is handled they must not be taken off, see `unhook`."""
+        was_running, self._is_running = self._is_running, False
+        return self._mode if was_running and not self._mode.stop() else None
+
+    def unhook(self) -> None:
+        """Take the hooks off. Not while torch goes through them because of an exception."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._modules.clear()
+
+    def attach(self, name: str, x: Tensor) -> None:
+        self._guarded(lambda: self.trace.attach(name, x))
+
+    def entered(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        path = self._paths.get(id(module))
+        if path is not None:
+            self._guarded(lambda: self.trace.enter(path, self._framework.inputs(args, kwargs)))
+
+    def left(self, module: nn.Module, output: Any) -> None:
+        path = self._paths.get(id(module))
+        if path is not None:
+            self._guarded(lambda: self.trace.leave(path, self._framework.outputs(output)))
+            if self.trace.is_over:
+                self.stop()  # nobody else has: whoever watches has stopped to
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        if not self._is_running or self.error is not None or get_ident() != self._thread:
+            return
+        try:
+            act()
+        except Exception as error:
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self.error = error
+
+
+class _Hook:
+    """A callable that copies and pickles into something inert."""
+
+    __slots__ = ("traced",)
+
+    def __init__(self, traced: TracedPass) -> None:
+        self.traced = traced
+
+    def __deepcopy__(self, memo: object) -> Callable[..., None]:
+        return contextlib.nullcontext().__exit__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+class _Enter(_Hook):
+    __slots__ = ()
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
+        # A hook that is taken off while hooks run is still called, then without `kwargs`.
+        if not torch.compiler.is_compiling():
+            self.traced.entered(module, args, kwargs or {})
+
+
+class _Leave(_Hook):
+    __slots__ = ()
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self.traced.left(module, output)
+
+
+def skipped_code() -> list[CodeType]:
+    """Code of ours that runs inside of a model, for which a compiler has no use."""
+    return [_Enter.__call__.__code__, _Leave.__call__.__code__, Mode.__torch_dispatch__.__code__]
