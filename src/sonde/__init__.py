@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sonde.sketch import Sketch as Sketch
     from sonde.store.reader import Run as Run
     from sonde.store.reader import open_run as open  # noqa: A004  # sonde.open reads as intended
+    from sonde.tracing.wiring import trace as trace
     from sonde.watching import Watch as Watch
     from sonde.watching import unwatch as unwatch
     from sonde.watching import watch as watch
@@ -23,6 +24,7 @@ _LAZY = {
     "Watch": ("sonde.watching", "Watch"),
     "attach": ("sonde.capture.active", "attach"),
     "open": ("sonde.store.reader", "open_run"),
+    "trace": ("sonde.tracing.wiring", "trace"),
     "unwatch": ("sonde.watching", "unwatch"),
     "watch": ("sonde.watching", "watch"),
 }

@@ -27,16 +27,21 @@ class Log:
         own = [n for n in names_in(self.code) if n not in self.code.co_freevars]
         self.locals = Locals(self.code, own)
         self.calls = []
-        self._open = {}
+        self.firsts = []
+        self.open = {}
+
+    def concerns(self, first):
+        self.firsts.append(first)
+        return True
 
     def start(self, frame):
         call = {"changes": [], "end": None, "last": 0, "values": {}, "yields": []}
-        self._open[id(frame)] = call
+        self.open[id(frame)] = call
         self.calls.append(call)
         self._look(frame, call)
 
     def line(self, frame, line):
-        call = self._open[id(frame)]
+        call = self.open[id(frame)]
         self._look(frame, call)
         call["last"] = line - self.code.co_firstlineno
 
@@ -44,14 +49,14 @@ class Log:
         self._end(frame, ("return", value))
 
     def yielded(self, frame, value):
-        self._look(frame, self._open[id(frame)])
-        self._open[id(frame)]["yields"].append(value)
+        self._look(frame, self.open[id(frame)])
+        self.open[id(frame)]["yields"].append(value)
 
     def unwound(self, frame):
         self._end(frame, ("unwind",))
 
     def _end(self, frame, how):
-        call = self._open.pop(id(frame))
+        call = self.open.pop(id(frame))
         self._look(frame, call)
         call["end"] = how
 
@@ -80,7 +85,7 @@ def watched(function, *args, raises=None):
                 function(*args)
             result = caught.value
     assert function.__code__ is log.code
-    assert not log._open
+    assert not log.open
     return result, log.calls
 
 
@@ -103,6 +108,32 @@ def test_each_change_is_seen_once_with_the_line_that_made_it():
         ("total", 3, 3),
     ]
     assert call["end"] == ("return", 3)
+
+
+def test_calls_are_chosen_by_their_first_argument():
+    class Choosy(Log):
+        def concerns(self, first):
+            return first == 2
+
+    def plain(a, b=0):
+        return a
+
+    def captured(a):
+        return (lambda: a)()
+
+    for f in (plain, captured):
+        log = Choosy(f)
+        with observe(f, log):
+            assert [f(1), f(2), f(3)] == [1, 2, 3]
+        assert [c["end"] for c in log.calls] == [("return", 2)]
+
+    def starred(*args):
+        return args
+
+    log = Log(starred)
+    with observe(starred, log):
+        starred(1)
+    assert log.firsts == [None]
 
 
 def test_an_exception_is_told_apart_from_a_return_of_none():

@@ -116,7 +116,8 @@ def _to_json(value: Any, arrays: list[Array], depth: int) -> Any:
         return {"$": "bytes", "v": base64.b64encode(bytes(value)).decode("ascii")}
     if isinstance(value, np.ndarray):
         dense = np.ascontiguousarray(value)
-        value = Array(str(dense.dtype), dense.shape, dense.reshape(-1).view(np.uint8))
+        value = Array(str(dense.dtype), value.shape, dense.reshape(-1).view(np.uint8))
+        return {**_to_json(value, arrays, depth), "numpy": True}
     if isinstance(value, Array):
         arrays.append(value)
         place = {"dtype": value.dtype, "shape": list(value.shape)}

@@ -33,7 +33,8 @@ _Position = tuple[int | None, int | None, int | None, int | None]
 class Callbacks:
     """What is called, and with what."""
 
-    start: Callable[[], None]
+    start: Callable[[Any], None]
+    """With the first argument, or None if there is none by position."""
     line: Callable[[int], None]
     returned: Callable[[Any], None]
     yielded: Callable[[Any], None]
@@ -78,7 +79,7 @@ def instrument(code: CodeType, callbacks: Callbacks) -> CodeType:
     resume = next(n for n, x in enumerate(instructions) if x.op == _OP["RESUME"])
     body = instructions[resume + 1]
     # Not before the body: what comes first there may be the head of a loop.
-    begun = probes.call(callbacks.start, None, body.position)
+    begun = probes.begin(callbacks.start, code, body.position)
     returns = _OP["RETURN_VALUE"]
     yields = _OP["YIELD_VALUE"] if code.co_flags & CO_GENERATOR else -1
     lines = _line_starts(instructions, guards)
@@ -113,6 +114,24 @@ class _Probes:
     def __init__(self, consts: list[object]) -> None:
         self._consts = consts
         self._indices: dict[int, int] = {}
+
+    def begin(
+        self, callback: Callable[[Any], None], code: CodeType, at: _Position
+    ) -> list[_Instruction]:
+        """Call with the first argument of the function."""
+        load = (_OP["LOAD_CONST"], self._const(None))
+        if code.co_argcount:
+            is_cell = code.co_varnames[0] in code.co_cellvars
+            load = (_OP["LOAD_DEREF" if is_cell else "LOAD_FAST"], 0)
+        parts = [
+            (_OP["PUSH_NULL"], 0),
+            (_OP["LOAD_CONST"], self._const(callback)),
+            load,
+            (_OP["PRECALL"], 1),
+            (_OP["CALL"], 1),
+            (_OP["POP_TOP"], 0),
+        ]
+        return [_Instruction(op, arg, at) for op, arg in parts]
 
     def call(
         self, callback: Callable[..., None], given: int | None, at: _Position

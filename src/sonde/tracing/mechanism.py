@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any, Final, Protocol, Self
 
@@ -26,6 +27,14 @@ _ASKING_FOR_LOCALS: Final = frozenset({"locals", "vars", "dir", "eval", "exec", 
 
 class Probe(Protocol):
     """What is told of an observed function. An exception of a probe leaves into the function."""
+
+    @property
+    def open(self) -> Mapping[int, object]:
+        """Calls that are followed. While there are none, only new calls are told of."""
+        ...
+
+    def concerns(self, first: Any) -> bool:
+        """Whether to follow a call that begins with this first argument (None: it has none)."""
 
     def start(self, frame: FrameType) -> None:
         """A call begins: its arguments are in place."""
@@ -91,9 +100,13 @@ class Locals:
     def __init__(self, code: CodeType, names: Iterable[str]) -> None:
         self.names = tuple(names)
         self._hidden = {} if _IS_PATCHED else _hidden(code)
-        # Up to 3.12 a frame keeps the dict of its variables, and so tensors beyond their life. It
-        # is emptied after reading, unless the function may have it in hand.
-        self._keeps = not _ARE_LOCALS_COPIED or not _ASKING_FOR_LOCALS.isdisjoint(code.co_names)
+        # Up to 3.12 a frame keeps a dict with copies of its variables, and so tensors beyond their
+        # life. It is emptied after reading, unless the function may have it in hand.
+        self._keeps = (
+            not _ARE_LOCALS_COPIED
+            or not code.co_flags & inspect.CO_OPTIMIZED
+            or not _ASKING_FOR_LOCALS.isdisjoint(code.co_names)
+        )
 
     def read(self, frame: FrameType) -> list[tuple[str, Any]]:
         """Those of the names that have a value now, with it."""
@@ -228,25 +241,30 @@ class _Relay:
     def __reduce__(self) -> tuple[Any, ...]:
         return _Nothing, ()
 
-    def _start(self) -> None:
+    def _start(self, first: object) -> None:
         for probe in self.probes:
-            probe.start(sys._getframe(1))
+            if probe.concerns(first):
+                probe.start(sys._getframe(1))
 
     def _line(self, line: int) -> None:
         for probe in self.probes:
-            probe.line(sys._getframe(1), line)
+            if probe.open:
+                probe.line(sys._getframe(1), line)
 
     def _returned(self, value: object) -> None:
         for probe in self.probes:
-            probe.returned(sys._getframe(1), value)
+            if probe.open:
+                probe.returned(sys._getframe(1), value)
 
     def _yielded(self, value: object) -> None:
         for probe in self.probes:
-            probe.yielded(sys._getframe(1), value)
+            if probe.open:
+                probe.yielded(sys._getframe(1), value)
 
     def _unwound(self) -> None:
         for probe in self.probes:
-            probe.unwound(sys._getframe(1))
+            if probe.open:
+                probe.unwound(sys._getframe(1))
 
 
 class _Nothing:

@@ -84,21 +84,29 @@ class Monitor:
         }
 
     def _start(self, code: CodeType, _offset: int) -> None:
-        for probe in self._probes.get(id(code), ()):
-            probe.start(sys._getframe(1))
+        probes = self._probes.get(id(code), ())
+        frame = sys._getframe(1)
+        first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        for probe in probes:
+            if probe.concerns(first):
+                probe.start(frame)
 
     def _line(self, code: CodeType, line: int) -> None:
         for probe in self._probes.get(id(code), ()):
-            probe.line(sys._getframe(1), line)
+            if probe.open:
+                probe.line(sys._getframe(1), line)
 
     def _returned(self, code: CodeType, _offset: int, value: object) -> None:
         for probe in self._probes.get(id(code), ()):
-            probe.returned(sys._getframe(1), value)
+            if probe.open:
+                probe.returned(sys._getframe(1), value)
 
     def _yielded(self, code: CodeType, _offset: int, value: object) -> None:
         for probe in self._probes.get(id(code), ()):
-            probe.yielded(sys._getframe(1), value)
+            if probe.open:
+                probe.yielded(sys._getframe(1), value)
 
     def _unwound(self, code: CodeType, _offset: int, _error: BaseException) -> None:
         for probe in self._probes.get(id(code), ()):
-            probe.unwound(sys._getframe(1))
+            if probe.open:
+                probe.unwound(sys._getframe(1))

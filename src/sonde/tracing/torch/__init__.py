@@ -1,0 +1,1 @@
+"""Tracing of PyTorch models. The only part of tracing that knows torch."""

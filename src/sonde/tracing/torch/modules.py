@@ -1,0 +1,162 @@
+"""A torch model as a tree of modules, and what hangs on it while it is traced."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sonde._errors import SondeError
+from sonde.capture.leaves import leaves
+from sonde.capture.torch import naming
+from sonde.tracing.methods import own_methods
+
+MAX_GRADS = 64
+"""Tensors of one value whose gradients are followed."""
+
+
+class TorchTree:
+    """See `sonde.tracing.resolving.Tree`. Wrappers around modules are passed through."""
+
+    def __init__(self, model: object) -> None:
+        if not isinstance(model, nn.Module):
+            what = (
+                f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+            )
+            raise SondeError(f"`model` must be a torch.nn.Module, got {what}.")
+        self.root: nn.Module = naming.unwrapped(model)
+
+    def methods(self, module: nn.Module) -> list[str]:
+        """Of classes of torch only `forward`: the others are no part of a model."""
+        found = own_methods(module, nn.Module)
+        return found if not type(module).__module__.startswith("torch.") else ["forward"]
+
+    def children(self, module: nn.Module) -> Iterable[tuple[str, nn.Module]]:
+        for name, child in module._modules.items():
+            if child is not None:
+                yield name, naming.unwrapped(child)
+
+
+class Receivers:
+    """Which module a method was called on. Replicas of `DataParallel` count as their original."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        # A replica has its own attributes but shares the dict of hooks.
+        self._originals = {id(module._forward_hooks): id(module) for module in modules}
+
+    def key(self, receiver: object) -> int:
+        """What the module is known by; of a replica, what its original is known by."""
+        # Not by `getattr`: asking a module for an attribute that it lacks takes microseconds.
+        own = getattr(receiver, "__dict__", None)
+        if own is not None and "_is_replica" in own:
+            return self._originals.get(id(own.get("_forward_hooks")), 0)
+        return id(receiver)
+
+
+class _Inert:
+    """Copied or pickled with its module, a hook does nothing any more and needs no Sonde."""
+
+    __slots__ = ("_tell",)
+
+    def __init__(self, tell: Callable[..., None]) -> None:
+        self._tell = tell
+
+    def __deepcopy__(self, memo: object) -> Callable[..., None]:
+        return contextlib.nullcontext().__exit__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+class OutputHook(_Inert):
+    """A forward hook that tells of outputs."""
+
+    __slots__ = ()
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._tell(output)
+
+
+class PassHook(_Inert):
+    """A forward pre-hook that tells of passes that begin."""
+
+    __slots__ = ()
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        self._tell()
+
+
+def on_output(module: nn.Module, tell: Callable[[Any], None]) -> Callable[[], None]:
+    """Tell of each output of the module, until what is returned is called."""
+    return module.register_forward_hook(OutputHook(tell)).remove
+
+
+def around_calls(
+    module: nn.Module, begin: Callable[[], None], end: Callable[[], None]
+) -> Callable[[], None]:
+    """Tell of each call of the module that begins, and that ends, also by an exception."""
+    before = module.register_forward_pre_hook(PassHook(begin), prepend=True)
+    after = module.register_forward_hook(OutputHook(lambda _: end()), always_call=True)
+
+    def remove() -> None:
+        before.remove()
+        after.remove()
+
+    return remove
+
+
+def on_gradients(value: Any, tell: Callable[[str, Tensor], None]) -> list[Callable[[], None]]:
+    """Tell of the gradient of each tensor in the value, once it is known, by its path inside."""
+    handles = []
+    for inner, tensor in leaves(value, Tensor, MAX_GRADS):
+        if tensor.requires_grad:
+            where = "" if tensor is value else inner
+            hook = tensor.register_hook(lambda grad, where=where: tell(where, grad))
+            handles.append(hook.remove)
+    return handles
+
+
+def is_redone() -> bool:
+    """Whether this is a part of a forward that is computed again in a backward pass."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def compiled_modules(model: nn.Module) -> Iterator[str]:
+    """The modules that `torch.compile` was asked to replace, by path."""
+    kinds = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", ())
+    wrapped = {id(naming.unwrapped(m)) for m in model.modules() if kinds and isinstance(m, kinds)}
+    for path, module in naming.modules(model):
+        if id(module) in wrapped or getattr(module, "_compiled_call_impl", None) is not None:
+            yield path
+
+
+def keep_whole(function: FunctionType) -> Callable[[], None]:
+    """Have the compiler leave a function to Python while it is observed."""
+    frames = getattr(torch._C._dynamo, "eval_frame", None)
+    before = function.__dict__.get("_torchdynamo_disable")
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]  # asked for when inlining
+    strategy = getattr(frames, "_FrameExecStrategy", None)
+    if frames is not None and strategy is not None:
+        action = frames._FrameAction
+        frames.set_code_exec_strategy(function.__code__, strategy(action.SKIP, action.DEFAULT))
+
+    def undo() -> None:
+        if before is None:
+            function.__dict__.pop("_torchdynamo_disable", None)
+
+    return undo
+
+
+def _stay_out_of(function: Any) -> Any:
+    """Have the compiler leave a function of ours alone, wherever it is called from."""
+    keep_whole(function)
+    return function
+
+
+for _hook in (OutputHook, PassHook):
+    _stay_out_of(_hook.__call__)

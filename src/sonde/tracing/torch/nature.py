@@ -1,0 +1,186 @@
+"""Tensors and modules of torch, as tracing sees them. Nothing here waits for a device."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sonde.kernels.torch import name_of
+from sonde.tracing.values import Flag, ObjectCopy
+
+_INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_CONSTANTS: Final = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
+_MAX_ROWS: Final = 1024
+
+_functorch: Final = torch._C._functorch
+
+
+class TorchNature:
+    """See `sonde.tracing.values.Nature`."""
+
+    def is_tensor(self, value: Any) -> bool:
+        return isinstance(value, Tensor)
+
+    def is_module(self, value: Any) -> bool:
+        return isinstance(value, nn.Module)
+
+    def is_constant(self, value: Any) -> bool:
+        return isinstance(value, _CONSTANTS)
+
+    def refusal(self, tensor: Tensor) -> str | None:
+        if tensor.is_meta:
+            return "it is a meta tensor, which has no values."
+        if _functorch.is_functorch_wrapped_tensor(tensor):
+            return "it is inside of a `torch.func` transformation. Trace a variable outside of it."
+        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+            return "it is being captured into a CUDA graph. Trace before capturing."
+        if type(tensor).__name__ in ("FakeTensor", "FunctionalTensor"):
+            return "it stands for a tensor while the model is exported or compiled."
+        return None
+
+    def size_bytes(self, tensor: Tensor) -> int:
+        return tensor.numel() * tensor.element_size()
+
+    def version(self, tensor: Tensor) -> int | None:
+        try:
+            return tensor._version
+        except RuntimeError:  # of an inference tensor
+            return None
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        if torch.is_inference_mode_enabled():
+            # Not an inference tensor, which could not be changed by who gets it.
+            with torch.inference_mode(mode=False):
+                return _copy(tensor)
+        return _copy(tensor)
+
+    def same(self, kept: Tensor, tensor: Tensor) -> bool | Flag:
+        now = local(tensor.detach())
+        if now.shape != kept.shape or now.dtype != kept.dtype or now.device != kept.device:
+            return False
+        if not _is_strided(now) or kept.layout is not torch.strided:
+            return False
+        a, b = _bits(kept), _bits(now)
+        return torch.equal(a, b) if now.device.type == "cpu" else torch.ne(a, b).any()
+
+    def items(self, value: Any) -> list[tuple[str, Any]] | None:
+        if isinstance(value, nn.Module):
+            return _parts_of(value)
+        if isinstance(value, Tensor):
+            if value.dim() == 0 or value.is_nested:
+                return []
+            return [(str(n), value[n]) for n in range(min(len(value), _MAX_ROWS))]
+        return None
+
+    def member(self, value: Any, name: str) -> tuple[Any] | None:
+        if isinstance(value, Tensor) and name.lstrip("-").isdecimal() and value.dim():
+            n = int(name)
+            return (value[n],) if -len(value) <= n < len(value) else None
+        return None
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a distributed tensor that lies in this process, or the tensor itself."""
+    to_local = getattr(tensor, "to_local", None)
+    return to_local() if to_local is not None else tensor
+
+
+def map_tensors(value: Any, change: Any) -> Any:
+    """A kept value with each tensor in it replaced. `Any`: nested, as it was traced."""
+    match value:
+        case Tensor():
+            return change(value)
+        case dict():
+            return {k: map_tensors(v, change) for k, v in value.items()}
+        case tuple() if hasattr(value, "_fields"):
+            return tuple.__new__(type(value), [map_tensors(v, change) for v in value])
+        case list() | tuple() | set() | frozenset():
+            return type(value)(map_tensors(v, change) for v in value)
+        case ObjectCopy():
+            fields = {k: map_tensors(v, change) for k, v in value.fields.items()}
+            return ObjectCopy(value.type_name, fields, value.text)
+    return value
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """All tensors in a kept value."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(value, note)
+    return found
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The same values in a dense tensor on the host, for writing."""
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    if tensor.is_nested:
+        tensor = tensor.to_padded_tensor(0.0)
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.dtype is torch.complex32:
+        tensor = tensor.to(torch.complex64)
+    return tensor.resolve_conj().resolve_neg().cpu().contiguous()
+
+
+def to_numpy(tensor: Tensor) -> tuple[np.ndarray[Any, Any], str]:
+    """The values, with what numpy has no dtype for as float32, and the name of the true dtype."""
+    found = plain(tensor)
+    name = name_of(found.dtype)
+    if found.dtype is torch.bfloat16 or name.startswith("float8"):
+        found = found.to(torch.float32)
+    return found.numpy(), name
+
+
+def raw(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """The bytes of a plain tensor."""
+    if tensor.numel() == 0:
+        return np.empty(0, np.uint8)
+    return tensor.reshape(-1).view(torch.uint8).numpy()
+
+
+def from_raw(dtype: str, shape: tuple[int, ...], data: Any) -> Tensor:  # Any: bytes or an array
+    """A tensor from its bytes."""
+    kind = getattr(torch, dtype)
+    array = np.frombuffer(bytearray(data), np.uint8)
+    if array.size == 0:
+        return torch.empty(shape, dtype=kind)
+    return torch.from_numpy(array).view(kind).reshape(shape)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    found = local(tensor.detach())
+    return (
+        found.clone(memory_format=torch.contiguous_format) if _is_strided(found) else found.clone()
+    )
+
+
+def _is_strided(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """The same memory as integers, so that NaN equals NaN and equality is that of bits."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    return tensor.view(_INTEGERS[tensor.element_size()])
+
+
+def _parts_of(module: nn.Module) -> list[tuple[str, Any]]:
+    """Parameters, buffers, children and public attributes, in that order."""
+    found: dict[str, Any] = {}
+    for group in (module._parameters, module._buffers, module._modules):
+        found.update(group)
+    for name, value in vars(module).items():
+        if not name.startswith("_"):
+            found.setdefault(name, value)
+    return list(found.items())
