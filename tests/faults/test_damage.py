@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from faulty import QuickFiles
 
 import sonde
 from sonde.record import Event
@@ -25,7 +26,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::sonde.SondeWarning")
 
 
 def write(path, *, steps=range(70), resume=None):
-    with Writer(path, flush_s=60, compact=False, resume_from_step=resume) as writer:
+    with Writer(
+        path, flush_s=60, compact=False, resume_from_step=resume, files=QuickFiles()
+    ) as writer:
         writer.sites(made.sites(N_SITES))
         for step in steps:
             writer.sketches(made.batch(step, N_SITES))
@@ -38,7 +41,7 @@ def write(path, *, steps=range(70), resume=None):
 def whole(tmp_path_factory):
     """70 steps in 70 segments, of which 64 are compacted."""
     path = tmp_path_factory.mktemp("whole") / "run"
-    with Writer(path, flush_s=60, compact=False) as writer:
+    with Writer(path, flush_s=60, compact=False, files=QuickFiles()) as writer:
         writer.sites(made.sites(N_SITES))
         for step in range(70):
             writer.sketches(made.batch(step, N_SITES))

@@ -10,7 +10,7 @@ import time
 
 import made
 import pytest
-from faulty import FailingFiles, FullFiles, SlowFiles
+from faulty import FailingFiles, FullFiles, QuickFiles, SlowFiles
 
 import sonde
 from sonde.store import Writer, open_run
@@ -236,7 +236,7 @@ def test_a_slow_disk_is_flushed_in_the_end(tmp_path):
 
 def test_a_run_can_be_read_and_not_compacted_where_nobody_may_write(tmp_path):
     path = tmp_path / "run"
-    with Writer(path, flush_s=60, compact=False) as writer:
+    with Writer(path, flush_s=60, compact=False, files=QuickFiles()) as writer:
         writer.sites(made.sites(N_SITES))
         for step in range(66):
             writer.sketches(made.batch(step, N_SITES))

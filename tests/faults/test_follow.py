@@ -13,6 +13,7 @@ import duckdb
 import made
 import polars as pl
 import pytest
+from faulty import QuickFiles
 
 from sonde.store import Writer, open_run
 from sonde.store.compaction import compact
@@ -109,7 +110,7 @@ def test_a_second_process_follows_a_run_for_twenty_seconds(tmp_path):
 
 def test_stock_readers_read_a_finished_run_as_it_lies(tmp_path):
     path = tmp_path / "run"
-    with Writer(path, flush_s=60, compact=False) as writer:
+    with Writer(path, flush_s=60, compact=False, files=QuickFiles()) as writer:
         writer.sites(made.sites(N_SITES))
         for step in range(70):
             writer.sketches(made.batch(step, N_SITES))
@@ -129,7 +130,7 @@ def test_stock_readers_read_a_finished_run_as_it_lies(tmp_path):
 def test_a_reader_beside_a_compactor_misses_nothing_and_sees_nothing_twice(tmp_path):
     """Writer, two compactors and two readers at once, over hundreds of segments."""
     path = str(tmp_path / "run")
-    writer = Writer(path, flush_s=60, compact=False)
+    writer = Writer(path, flush_s=60, compact=False, files=QuickFiles())
     writer.sites(made.sites(2))
     writer.flush()
     errors, done = [], threading.Event()
@@ -171,10 +172,10 @@ def test_a_reader_beside_a_compactor_misses_nothing_and_sees_nothing_twice(tmp_p
         read(runs[1])
 
     def compact_first():
-        compact(path)
+        compact(path, files=QuickFiles())
 
     def compact_second():
-        compact(path)
+        compact(path, files=QuickFiles())
 
     work = (read_first, read_second, compact_first, compact_second)
     threads = [threading.Thread(target=guarded(w)) for w in work]

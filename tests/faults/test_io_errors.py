@@ -5,7 +5,7 @@ import shutil
 
 import made
 import pytest
-from faulty import FailingFiles, LinklessFiles
+from faulty import FailingFiles, LinklessFiles, QuickFiles
 
 from sonde.store import Writer, open_run
 from sonde.store.compaction import compact
@@ -145,7 +145,7 @@ def test_a_file_system_without_hard_links_serves_as_well(tmp_path):
 def many_segments(tmp_path_factory):
     """A finished run of 66 live segments: a full block, a rest, and then the two as one."""
     path = tmp_path_factory.mktemp("many") / "run"
-    with Writer(path, flush_s=60, compact=False) as writer:
+    with Writer(path, flush_s=60, compact=False, files=QuickFiles()) as writer:
         writer.sites(made.sites(N_SITES))
         for step in range(66):
             writer.sketches(made.batch(step, N_SITES))
@@ -185,7 +185,7 @@ def test_a_compactor_that_meets_an_error_anywhere_changes_no_answer(
         except OSError:
             assert files.failures
         assert_all_there(path)
-        compact(str(path))
+        compact(str(path), files=QuickFiles())
         assert_all_there(path)
         assert len(visible(path / "stats" / "r00000")) == 1
         assert visible(path / "live" / "r00000") == []

@@ -23,6 +23,16 @@ OPERATIONS = (
 )
 
 
+class QuickFiles(LocalFiles):
+    """The real file system without waiting for the disk, for tests that are not about that."""
+
+    def fsync(self, fd: int) -> None:
+        pass
+
+    def sync_folder(self, path: str) -> None:
+        pass
+
+
 class CountingFiles:
     """The real file system, counting what is asked of it."""
 

@@ -11,17 +11,22 @@ import duckdb
 import made
 import pyarrow.parquet as pq
 import pytest
+from faulty import QuickFiles
 
 import sonde
 from sonde.store import Writer, open_run
 from sonde.store import compaction as module
-from sonde.store.compaction import compact
 
 N_SITES = 3
 
 
+def compact(path, **options):
+    return module.compact(path, files=QuickFiles(), **options)
+
+
 def write(path, n, *, close=True, rank=0, first=0, **options):
-    writer = Writer(path, flush_s=60, compact=False, rank=rank, world_size=4, **options)
+    options = {"flush_s": 60, "compact": False, "world_size": 4, "files": QuickFiles(), **options}
+    writer = Writer(path, rank=rank, **options)
     writer.sites(made.sites(N_SITES))
     for step in range(first, first + n):
         writer.sketches(made.batch(step, N_SITES, rank=rank))

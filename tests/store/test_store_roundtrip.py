@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import made
 import numpy as np
 import pytest
+from faulty import QuickFiles
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -70,6 +71,7 @@ def play(path, history, seed):
             resume_from_step=attempt.resume_from_step,
             compact=False,
             flush_s=60,
+            files=QuickFiles(),
         ) as writer:
             writer.sites(made.sites(N_SITES))
             for operation in attempt.operations:
@@ -168,7 +170,7 @@ def test_what_is_written_is_what_is_read_before_and_after_compaction(
     path = str(tmp_path_factory.mktemp("run") / "run")
     sketches, numbers = play(path, history, seed)
     assert_reads(path, history, sketches, numbers)
-    compact(path)
+    compact(path, files=QuickFiles())
     assert_reads(path, history, sketches, numbers)
 
 

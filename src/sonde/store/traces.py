@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from sonde.store.reader import Run
 
 _COLUMNS: Final = (
-    "rank, attempt, ordinal, step, phase, call, name, line, kind, part, dtype, shape, nbytes, file, "
-    '"offset", crc, value'
+    "rank, attempt, ordinal, step, phase, call, name, line, kind, part, dtype, shape, nbytes, "
+    'file, "offset", crc, value'
 )
 _SHOWN: Final = 5
 _CACHED: Final = 8

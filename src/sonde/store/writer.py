@@ -184,9 +184,11 @@ class Writer:
         if wait_s > 0 and self._is_ours():
             with self._changed:
                 self._changed.wait_for(
-                    lambda: self._is_closing
-                    or self._is_off
-                    or self._taken.size_bytes + size <= self._limit_bytes,
+                    lambda: (
+                        self._is_closing
+                        or self._is_off
+                        or self._taken.size_bytes + size <= self._limit_bytes
+                    ),
                     wait_s,
                 )
         return self._take("tensors", values, size, records)
