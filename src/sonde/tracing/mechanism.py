@@ -90,6 +90,19 @@ def observe(function: FunctionType, probe: Probe) -> Observation:
     return Observation(function, probe)
 
 
+def own_functions() -> list[FunctionType]:
+    """Functions of ours that run inside of observed ones: no part of what those do."""
+    owner: type
+    if _IS_PATCHED:
+        owner = _Relay
+    else:
+        from sonde.tracing.monitored import Monitor
+
+        owner = Monitor
+    names = ("_start", "_line", "_returned", "_yielded", "_unwound")
+    return [vars(owner)[name] for name in names]
+
+
 class Locals:
     """Reads variables of one function out of its frames.
 

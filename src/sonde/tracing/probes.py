@@ -194,9 +194,16 @@ class MethodProbe:
 class Probes:
     """All that hangs on a model for one tracer. `close` leaves nothing."""
 
-    def __init__(self, tracer: Tracer, places: Sequence[Place], keep_whole: KeepWhole) -> None:
+    def __init__(
+        self,
+        tracer: Tracer,
+        places: Sequence[Place],
+        keep_whole: KeepWhole,
+        at_end: Sequence[Remove] = (),
+    ) -> None:
         self._tracer = tracer
         self._removes: list[Remove] = []
+        self._at_end = list(at_end)
         self._methods: dict[int, MethodProbe] = {}
         self._sources: dict[str, FunctionType] = {}
         framework: Framework = tracer.framework
@@ -226,7 +233,8 @@ class Probes:
         return found
 
     def close(self) -> None:
-        removes, self._removes = self._removes, []
+        removes, self._removes = [*self._removes, *self._at_end], []
+        self._at_end = []
         for remove in removes:
             remove()
 

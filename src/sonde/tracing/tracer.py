@@ -167,9 +167,12 @@ class Tracer:
             self._open_passes = max(0, self._open_passes - 1)
 
     def step(self) -> None:
-        """Begin the next iteration by hand."""
+        """End the iteration by hand."""
         with self._lock:
             if not self._is_closed:
+                if not self._passes:
+                    self._passes = 1
+                    self._clock.begin()  # of the iteration that ends
                 self._turn(*self._clock.begin())
 
     def call_of(self, place_key: int, line: int) -> Call:

@@ -100,6 +100,9 @@ def trace(
     from sonde.tracing.torch.framework import TorchFramework, TorchSettling
 
     framework = TorchFramework(model)
+    compiled = list(modules.compiled_modules(model))
+    if compiled and modules.is_whole(model):
+        raise SondeError(_about_whole(compiled))
     wanted = [paths] if isinstance(paths, str) else list(paths)
     places = resolve(wanted, framework.tree)
     hooks = {
@@ -146,10 +149,11 @@ def trace(
         troubles=troubles,
         hand_over=pipeline.put,
     )
-    probes = Probes(tracer, places, modules.keep_whole)
+    # Before the probes are there: the compiler knows code by its object.
+    undo = [modules.compile_again(model)] if compiled else []
+    probes = Probes(tracer, places, modules.keep_whole, undo)
     if writer is not None:
         destination.sources(probes.sources())  # type: ignore[attr-defined]  # a run's
-    compiled = list(modules.compiled_modules(model))
     if compiled:
         troubles.warn(_about_compiled(compiled))
     results = destination.results if isinstance(destination, Memory) else Results()
@@ -201,7 +205,7 @@ class Trace:
         return dict(self._troubles.refused)
 
     def step(self) -> None:
-        """Begin the next iteration by hand: for a model of which only other methods are called."""
+        """End the iteration by hand: for a model of which only other methods are called."""
         if self._tracer is not None:
             self._tracer.step()
 
@@ -404,11 +408,22 @@ def _check_numbers(
 
 
 def _about_compiled(modules: Sequence[str]) -> str:
-    shown = ", ".join(f"`{path}`" if path else "the model itself" for path in modules[:3])
     return (
-        f"Compiled by `torch.compile`: {shown}. What was compiled before a trace begins runs "
-        "without it, and nothing inside of it is seen. Begin the trace before the first call (each "
-        "traced method then stays out of the compiled code, which `fullgraph=True` does not "
-        'allow), or call the model inside of `torch.compiler.set_stance("force_eager")` while '
-        "you trace."
+        f"Compiled by `torch.compile`: {_shown(modules)}. While they are traced, methods run as "
+        "plain Python, and what is compiled around them is compiled again, now and at the end. "
+        "Nothing is seen inside of a function that was compiled by itself, such as a whole "
+        'training step: call that within `torch.compiler.set_stance("force_eager")`.'
     )
+
+
+def _about_whole(modules: Sequence[str]) -> str:
+    return (
+        f"Compiled in one piece (`fullgraph=True`): {_shown(modules)}. A method that is traced has "
+        "to be left to Python. Begin the trace and call the model within "
+        '`torch.compiler.set_stance("force_eager")`, or compile without `fullgraph`.'
+    )
+
+
+def _shown(modules: Sequence[str]) -> str:
+    more = f" and {len(modules) - 3} more" if len(modules) > 3 else ""
+    return ", ".join(f"`{path}`" if path else "the model itself" for path in modules[:3]) + more

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from sonde._errors import SondeError
 from sonde.capture.leaves import leaves
 from sonde.capture.torch import naming
+from sonde.capture.torch.compiled import forget_compiled, stay_out_of
+from sonde.tracing.mechanism import own_functions
 from sonde.tracing.methods import own_methods
 
 MAX_GRADS = 64
@@ -135,28 +137,61 @@ def compiled_modules(model: nn.Module) -> Iterator[str]:
             yield path
 
 
-def keep_whole(function: FunctionType) -> Callable[[], None]:
-    """Have the compiler leave a function to Python while it is observed."""
-    frames = getattr(torch._C._dynamo, "eval_frame", None)
-    before = function.__dict__.get("_torchdynamo_disable")
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]  # asked for when inlining
-    strategy = getattr(frames, "_FrameExecStrategy", None)
-    if frames is not None and strategy is not None:
-        action = frames._FrameAction
-        frames.set_code_exec_strategy(function.__code__, strategy(action.SKIP, action.DEFAULT))
+def is_whole(model: nn.Module) -> bool:
+    """Whether a compiled part of the model has to stay in one piece, so that nothing may stop it.
+
+    Not while compiled code is switched off.
+    """
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    if frames is None or frames._stance.stance == "force_eager":
+        return False
+    found: list[Any] = []  # what makes the compiler's contexts
+    for module in model.modules():
+        if isinstance(module, frames.OptimizedModule):
+            found.append(module.dynamo_ctx)
+        compiled = getattr(module, "_compiled_call_impl", None)
+        if compiled is not None:
+            found += [c.cell_contents for c in compiled.__closure__ or () if _holds(c)]
+    return any(getattr(each, "fullgraph", False) is True for each in found)  # 2.6 does not say
+
+
+def compile_again(model: nn.Module) -> Callable[[], None]:
+    """Drop code that was compiled without a trace, or, by what is returned, with one."""
+    several = [module for _, module in naming.modules(model)]
+    forget_compiled(several)
 
     def undo() -> None:
-        if before is None:
-            function.__dict__.pop("_torchdynamo_disable", None)
+        forget_compiled(several)
 
     return undo
 
 
-def _stay_out_of(function: Any) -> Any:
-    """Have the compiler leave a function of ours alone, wherever it is called from."""
-    keep_whole(function)
-    return function
+def keep_whole(function: FunctionType) -> Callable[[], None]:
+    """Have the compiler leave a function to Python while it is observed, but not what it calls."""
+    code = function.__code__
+    before = function.__dict__.get("_torchdynamo_disable")
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]  # asked for when inlining
+    frames = torch._C._dynamo.eval_frame
+    action = frames._FrameAction
+    strategy = frames._FrameExecStrategy
+    frames.set_code_exec_strategy(code, strategy(action.SKIP, action.DEFAULT))
+
+    def undo() -> None:
+        if before is None:
+            function.__dict__.pop("_torchdynamo_disable", None)
+        frames.set_code_exec_strategy(code, strategy(action.DEFAULT, action.DEFAULT))
+
+    return undo
 
 
-for _hook in (OutputHook, PassHook):
-    _stay_out_of(_hook.__call__)
+def _holds(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # empty
+        return False
+
+
+_OURS: list[Any] = [*own_functions(), OutputHook.__call__, PassHook.__call__]
+for _ours in _OURS:
+    _ours._torchdynamo_disable = True
+    stay_out_of(_ours.__code__)
