@@ -137,12 +137,18 @@ export function useOnScreen(ref: RefObject<Element | null>): boolean {
 
 /** A value that follows another one once it has stood still for a while. */
 export function useSettled<T>(value: T, ms: number): T {
+  const app = useApp();
   const [settled, setSettled] = useState(value);
   const key = JSON.stringify(value);
-  useEffect(() => {
+  useLayoutEffect(() => {
+    if (key === JSON.stringify(settled)) return;
+    app.ready.begin(); // what is shown is not yet what was asked for
     const timer = setTimeout(() => setSettled(value), ms);
-    return () => clearTimeout(timer);
-  }, [key]);
+    return () => {
+      clearTimeout(timer);
+      app.ready.end();
+    };
+  }, [key, JSON.stringify(settled)]);
   return settled;
 }
 

@@ -66,12 +66,19 @@ export function mapColumns(columns: Spans, domain: Domain, width: number): Pixel
   return map;
 }
 
-/** Puts `n` rows of equal height on `height` pixels; several rows may share one. */
-export function mapRows(n: number, height: number): PixelMap {
+/**
+ * Puts `n` rows of equal height on `height` pixels. A row that is a pixel or more has the pixels whose
+ * middle lies in it; of smaller rows several share a pixel. `offset`: pixels scrolled away above.
+ */
+export function mapRows(n: number, height: number, rowHeight = height / n, offset = 0): PixelMap {
   const map = { from: new Int32Array(height), to: new Int32Array(height) };
+  const isWide = rowHeight >= 1;
   for (let p = 0; p < height; p++) {
-    map.from[p] = Math.floor((p * n) / height);
-    map.to[p] = Math.max(map.from[p] + 1, Math.floor(((p + 1) * n) / height));
+    const from = Math.min(n - 1, Math.floor((p + offset + (isWide ? 0.5 : 0)) / rowHeight));
+    map.from[p] = from;
+    map.to[p] = isWide
+      ? from + 1
+      : Math.min(n, Math.max(from + 1, Math.floor((p + 1 + offset) / rowHeight)));
   }
   return map;
 }

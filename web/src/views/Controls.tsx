@@ -67,7 +67,7 @@ export function Button({
     <button
       type="button"
       class={`button ${children ? "" : "only-icon"} ${isQuiet ? "quiet" : ""} ${extra}`}
-      aria-label={label}
+      aria-label={children ? undefined : label}
       aria-pressed={isOn}
       title={keys ? `${label} (${keys})` : label}
       disabled={disabled}

@@ -47,7 +47,6 @@ export function GraphNode(props: Props) {
   const { isDark } = app.theme.value;
   const isModule = node.kind === "module";
   const ring = letters.length ? pinColour(letters[0], isDark) : undefined;
-  const words = `${node.label}${node.type ? `, ${node.type}` : `, ${node.kind}`}${node.count > 1 ? `, ${node.count} alike` : ""}${letters.length ? `, panel ${letters.join(" ")}` : ""}`;
   const bottom = box.height;
   return (
     <g
@@ -58,7 +57,6 @@ export function GraphNode(props: Props) {
       aria-level={1}
       aria-selected={isSelected}
       aria-expanded={node.can_open ? false : undefined}
-      aria-label={words}
       data-node={node.id}
       data-label={node.label}
       onClick={props.onChoose}
@@ -305,7 +303,7 @@ function Alike({
   };
   const hold = (e: Event) => e.stopPropagation();
   return (
-    <g class="alike" transform={`translate(0 ${y})`} aria-hidden="true">
+    <g class="alike" transform={`translate(0 ${y})`}>
       <path class="alike-rule" d={`M8 -3H${width}`} />
       <g
         class="alike-button"

@@ -5,7 +5,7 @@ import { useEffect, useLayoutEffect, useMemo, useRef } from "preact/hooks";
 import { EMPTY, type Heat, NONFINITE } from "../api.gen";
 import { useApp, useCommand, useSize } from "../app/hooks";
 import { togglePin } from "../app/pins";
-import { mapColumns, nearestColumn, type PixelMap, placeOf, spans, stepAt } from "../core/columns";
+import { mapColumns, mapRows, nearestColumn, placeOf, spans, stepAt } from "../core/columns";
 import { count, kind as kindLabel, number, share, steps } from "../core/format";
 import { classify, palette, rowMedian } from "../core/heat";
 import { colourScale, stepTicks } from "../core/scales";
@@ -80,12 +80,7 @@ export function HeatView({ heat, order, least, most, isStale, onPick }: Props) {
     if (!surface) return;
     const { ratio } = surface;
     const x = mapColumns(extents, domain, Math.round(width * ratio));
-    const y = mapScrolled(
-      rows,
-      Math.round(drawn * ratio),
-      rowHeight * ratio,
-      scrollTop.value * ratio,
-    );
+    const y = mapRows(rows, Math.round(drawn * ratio), rowHeight * ratio, scrollTop.value * ratio);
     paintPlane(surface, { classes, rows, columns: wide }, x, y, colours);
   }, [classes, colours, extents, domain, width, drawn, rowHeight, scrollTop.value]);
 
@@ -241,17 +236,6 @@ export function HeatView({ heat, order, least, most, isStale, onPick }: Props) {
       <Tip content={tip.value} />
     </div>
   );
-}
-
-/** Rows on pixels when the list is scrolled by `offset` pixels. */
-function mapScrolled(rows: number, height: number, rowHeight: number, offset: number): PixelMap {
-  const map = { from: new Int32Array(height), to: new Int32Array(height) };
-  for (let p = 0; p < height; p++) {
-    const from = Math.min(rows - 1, Math.floor((p + offset) / rowHeight));
-    map.from[p] = from;
-    map.to[p] = Math.min(rows, Math.max(from + 1, Math.floor((p + 1 + offset) / rowHeight)));
-  }
-  return map;
 }
 
 interface LabelLook {

@@ -169,7 +169,6 @@ function Line({ line, top, isFirst, place, total, onOpen, onGo, onChoose }: Line
       aria-selected={isHere}
       aria-posinset={place}
       aria-setsize={total}
-      aria-label={`${node.label} ${node.type}${node.count > 1 ? `, ${node.count} alike` : ""}`}
       title={`${node.path || "the model"} · ${node.type}${node.parameters ? ` · ${count(node.parameters)} parameters` : ""}`}
       style={{ top: `${top}px`, paddingLeft: `${6 + level * 12}px` }}
       onClick={onGo}

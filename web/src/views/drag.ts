@@ -51,7 +51,9 @@ export function dropPlace(app: App, x: number, y: number): number | null {
   const cards = [...deck.querySelectorAll("[data-pin]")].map((card) =>
     card.getBoundingClientRect(),
   );
-  const over = cards.findIndex((c) => x >= c.left && x <= c.right && y >= c.top && y <= c.bottom);
+  const holds = (b: DOMRect) => x >= b.left && x <= b.right && y >= b.top && y <= b.bottom;
+  const end = deck.querySelector(".dropzone")?.getBoundingClientRect();
+  const over = end && holds(end) ? -1 : cards.findIndex(holds);
   if (over < 0) return cards.length;
   const { left, width, top, height } = cards[over];
   const isBefore = deck.clientWidth > 1.5 * width ? x < left + width / 2 : y < top + height / 2;
