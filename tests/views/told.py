@@ -42,7 +42,7 @@ MODULES = {
     "head": "Linear",
 }
 OUTPUTS = [Site(path, "output") for path in MODULES]
-GRADS = [Site(path, "param_grad", 0, "weight") for path, t in MODULES.items() if t in {"Linear"}]
+GRADS = [Site(path, "param_grad", 0, "weight") for path, t in MODULES.items() if t == "Linear"]
 SITES = [*OUTPUTS, *GRADS]
 STEPS = [*range(30), *range(30, 60, 3)]
 

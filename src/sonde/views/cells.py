@@ -1,12 +1,12 @@
 """Cells: one statistic of many sites, or one metric of many modules, by row and bucket of steps.
 
-What heatmaps and tints are made of. The pooling is done by the query engine; only one number per
-row and bucket comes back. Whatever was not finite is marked apart from the number.
+What heatmaps and tints are made of. A query brings one number per row and step, a part of the steps
+at a time; they are pooled here. Whatever was not finite is marked apart from the number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,23 +18,19 @@ from sonde._errors import SondeError
 from sonde.sketch import needs_bins, statistic
 from sonde.store import queries, sketching
 from sonde.store.selection import Selection
-from sonde.views.columns import Grid, bucket_sql
+from sonde.store.tables import NUMBERS, SKETCHES
+from sonde.views.columns import Grid
 from sonde.views.specs import EMPTY, NONFINITE, NUMBER
 from sonde.views.subject import Entry, Subject
-
-_POOLED: Final = {
-    "max_abs": "arg_max(v, abs(v))",
-    "max": "max(v)",
-    "min": "min(v)",
-    "mean": "avg(v)",
-    "last": "arg_max(v, step)",
-}
 
 _MAX_BINNED: Final = 60_000
 """Sketches whose bins are read for one answer: about a second of work."""
 
-_NAMED: Final = 4000
-"""Sites that a query names one by one; for more it asks for all of the kind."""
+_AT_ONCE: Final = 2_000_000
+"""Numbers that one query brings."""
+
+_MERGED_AT_ONCE: Final = 400_000
+"""Rows that one query merges: about 100 MB inside of DuckDB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +40,18 @@ class Cells:
     values: NDArray[np.float32]
     flags: NDArray[np.uint8]
 
+    @staticmethod
+    def empty(rows: int, columns: int) -> Cells:
+        shape = (rows, columns)
+        return Cells(np.full(shape, np.nan, np.float32), np.full(shape, EMPTY, np.uint8))
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the numbers come from: `row_of` gives the row of a site's name or a module's path."""
+    """Where the numbers come from: `row_of` gives the row of a site's name or a module's path.
+
+    `is_whole` if these are all sites of the kind: then none has to be named.
+    """
 
     row_of: dict[str, int]
     stat: str
@@ -55,6 +59,7 @@ class Source:
     metric: str | None
     phase: str
     rank: int | None
+    is_whole: bool = False
 
     @property
     def table(self) -> str:
@@ -65,9 +70,8 @@ class Source:
         chosen = Selection().equal("phase", self.phase).steps((first, last))
         if self.metric is not None:
             return chosen.equal("name", self.metric).add("module is not null")
-        if len(self.row_of) <= _NAMED:
-            return chosen.one_of("name", list(self.row_of))
-        return chosen.equal("kind", self.kind)
+        chosen.equal("kind", self.kind if self.is_whole else None)
+        return chosen if self.is_whole else chosen.one_of("name", list(self.row_of))
 
     def as_written(self, chosen: Selection) -> Selection:
         """The same for rows as they were written, per rank and attempt."""
@@ -100,19 +104,21 @@ def pooled(
     subject: Subject, source: Source, chosen: Selection, grid: Grid, aggregate: str
 ) -> Cells:
     """The cells of the grid. `chosen` as for `recorded_steps`."""
-    within = Selection([*chosen.conditions], [*chosen.parameters])
-    if grid.from_step is not None:
-        within.add("step >= ?", grid.from_step)
-    if source.metric is not None or source.rank is not None:
-        within = source.as_written(within)
-    inner = _metric_sql(within) if source.metric is not None else _statistic_sql(source, within)
-    bucket = bucket_sql(grid.stride)
-    rows = subject.ask(
-        f"select name, {bucket} as bucket, {_POOLED[aggregate]} as v, max(bad) as bad "
-        f"from ({inner}) group by name, bucket",
-        within.parameters,
-    )
-    return _cells(rows, source.row_of, grid)
+    found = Cells.empty(len(source.row_of), len(grid))
+    names, places = list(source.row_of), list(source.row_of.values())
+    for first, last in _windows(subject, source, grid):
+        within = Selection([*chosen.conditions], [*chosen.parameters]).steps((first, last))
+        if source.rank is not None:
+            within = source.as_written(within)
+        is_metric = source.metric is not None
+        inner = (_metric_sql if is_metric else _statistic_sql)(source, within)
+        rows = subject.ask(
+            f"select place, step, v, bad from ({inner}) "
+            "join (select unnest(?) as name, unnest(?)::integer as place) using (name)",
+            [*within.parameters, names, places],
+        )
+        _pool(found, grid, _Rows.of(rows), aggregate)
+    return found
 
 
 def binned(subject: Subject, source: Source, chosen: Selection, grid: Grid) -> tuple[Cells, bool]:
@@ -132,7 +138,7 @@ def binned(subject: Subject, source: Source, chosen: Selection, grid: Grid) -> t
             f"`{source.stat}` needs the bins of {len(steps) * len(source.row_of):,} sketches. "
             "Ask for fewer columns, a part of the modules, or a statistic that needs no bins."
         )
-    parts = []
+    found = Cells.empty(len(source.row_of), len(grid))
     for at in range(0, len(steps), rows_at_once):
         some = source.as_written(chosen).one_of("step", steps[at : at + rows_at_once].tolist())
         rows = subject.ask(
@@ -140,9 +146,8 @@ def binned(subject: Subject, source: Source, chosen: Selection, grid: Grid) -> t
             some.parameters,
         )
         if rows.num_rows:
-            parts.append(_binned_part(rows, source.stat, grid.stride))
-    table = pa.concat_tables(parts) if parts else _NOTHING
-    return _cells(table, source.row_of, grid), is_thinned
+            _pool(found, grid, _binned_rows(rows, source), "last")
+    return found, is_thinned
 
 
 def at_step(
@@ -171,14 +176,70 @@ def of_kind(entries: Sequence[Entry], kind: str | None) -> list[Entry]:
     return [e for e in entries if e.site.kind == kind]
 
 
-_NOTHING: Final = pa.table(
-    {
-        "name": pa.array([], pa.string()),
-        "bucket": pa.array([], pa.int64()),
-        "v": pa.array([], pa.float64()),
-        "bad": pa.array([], pa.int32()),
-    }
-)
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """One number per row and step; NaN where there is none."""
+
+    place: NDArray[np.int32]
+    step: NDArray[np.int64]
+    v: NDArray[np.float64]
+    bad: NDArray[np.bool_]
+
+    @staticmethod
+    def of(rows: pa.Table) -> _Rows:
+        place, step, v, bad = (rows[c].to_numpy() for c in ("place", "step", "v", "bad"))
+        return _Rows(place, step, v, bad)
+
+
+def _windows(subject: Subject, source: Source, grid: Grid) -> Iterator[tuple[int, int]]:
+    """Stretches of whole columns, each with no more numbers than can be had at once."""
+    table = SKETCHES.name if source.metric is None else NUMBERS.name
+    segments = [s for s in subject.progress.segments if s.table == table]
+    limit = _AT_ONCE
+    if source.rank is not None or queries.must_merge(segments):
+        limit = _MERGED_AT_ONCE // max(len({s.name.attempt.rank for s in segments}), 1)
+    buckets = grid.steps // grid.stride
+    ends = np.searchsorted(buckets, grid.keys, side="right")
+    at = 0
+    while at < len(grid):
+        begun = 0 if at == 0 else int(ends[at - 1])
+        upto = begun + max(limit // max(len(source.row_of), 1), 1)
+        until = max(int(np.searchsorted(ends, upto, side="right")), at + 1)
+        yield int(grid.keys[at]) * grid.stride, (int(grid.keys[until - 1]) + 1) * grid.stride - 1
+        at = until
+
+
+def _pool(found: Cells, grid: Grid, rows: _Rows, aggregate: str) -> None:
+    """Put numbers into the cells that they belong to. All of a cell come at once."""
+    column = grid.column_of(rows.step // grid.stride)
+    kept = column >= 0
+    at = rows.place.astype(np.int64) * len(grid) + column
+    values, flags = found.values.reshape(-1), found.flags.reshape(-1)
+    known = kept & ~np.isnan(rows.v)
+    flags[at[known]] = NUMBER
+    with np.errstate(over="ignore"):
+        small = rows.v.astype(np.float32)
+    flags[at[kept & (rows.bad | np.isinf(small))]] = NONFINITE
+    cells, numbers = at[known], small[known]
+    match aggregate:
+        case "max":
+            values[cells] = -np.inf
+            np.maximum.at(values, cells, numbers)
+        case "min":
+            values[cells] = np.inf
+            np.minimum.at(values, cells, numbers)
+        case "mean":
+            touched, group = np.unique(cells, return_inverse=True)
+            total = np.bincount(group, rows.v[known], len(touched))
+            values[touched] = total / np.bincount(group, minlength=len(touched))
+        case "last":
+            order = np.argsort(rows.step[known], kind="stable")
+            values[cells[order]] = numbers[order]
+        case _:
+            size = np.zeros(len(values), np.float32)
+            np.maximum.at(size, cells, np.abs(numbers))
+            largest = np.abs(numbers) == size[cells]
+            values[cells[largest]] = numbers[largest]
 
 
 def _statistic_sql(source: Source, within: Selection) -> str:
@@ -189,52 +250,31 @@ def _statistic_sql(source: Source, within: Selection) -> str:
     else:
         v, bad = queries.STATISTICS[source.stat], "nans + pos_infs + neg_infs > 0"
         origin = f"({queries.merged(queries.KEY, where=within.where)})"
-    number = f"cast(coalesce({bad}, false) as integer)"
-    return f"select name, step, cast({v} as double) as v, {number} as bad from {origin}"
-
-
-def _metric_sql(within: Selection) -> str:
-    return f"""
-        select module as name, step, case when isfinite(value) then value end as v,
-            cast(not isfinite(value) as integer) as bad
-        from (
-            select * from numbers where {within.where}
-            qualify row_number() over (
-                partition by step, module order by rank, attempt desc, ordinal desc
-            ) = 1
-        )
-    """
-
-
-def _binned_part(rows: pa.Table, stat: str, stride: int) -> pa.Table:
-    keys, merged = sketching.merge_by(rows, ("name", "step"))
-    steps = np.array([step for _, step in keys], np.int64)
-    return pa.table(
-        {
-            "name": pa.array([str(name) for name, _ in keys], pa.string()),
-            "bucket": pa.array(steps // stride),
-            "v": pa.array(statistic(stat)(merged)),
-            "bad": pa.array((merged.counts[:, 2:5].sum(axis=1) > 0).astype(np.int32)),
-        }
+    return (
+        f"select name, step, cast({v} as double) as v, coalesce({bad}, false) as bad from {origin}"
     )
 
 
-def _cells(rows: pa.Table, row_of: Mapping[str, int], grid: Grid) -> Cells:
-    n = max(row_of.values(), default=-1) + 1
-    values = np.full((n, len(grid)), np.nan, np.float32)
-    flags = np.full((n, len(grid)), EMPTY, np.uint8)
-    if rows.num_rows == 0:
-        return Cells(values, flags)
-    names = rows["name"].combine_chunks().dictionary_encode()
-    places = np.array([row_of.get(str(x), -1) for x in names.dictionary.to_pylist()], np.int64)
-    at = places[names.indices.to_numpy(zero_copy_only=False)]
-    column = grid.column_of(rows["bucket"].to_numpy())
-    with np.errstate(over="ignore"):
-        found = rows["v"].to_numpy().astype(np.float32)
-    bad = rows["bad"].to_numpy() > 0
-    kept = (at >= 0) & (column >= 0)
-    at, column, found, bad = at[kept], column[kept], found[kept], bad[kept]
-    values[at, column] = found
-    flag = np.where(bad | np.isinf(found), NONFINITE, np.where(np.isnan(found), EMPTY, NUMBER))
-    flags[at, column] = flag
-    return Cells(values, flags)
+def _metric_sql(source: Source, within: Selection) -> str:
+    origin = f"metrics where {within.where}"
+    if source.rank is not None:
+        origin = f"""(
+            select * from numbers where {within.where} qualify row_number() over (
+                partition by step, module order by attempt desc, ordinal desc
+            ) = 1
+        )"""
+    return f"""
+        select module as name, step, case when isfinite(value) then value end as v,
+            not isfinite(value) as bad
+        from {origin}
+    """
+
+
+def _binned_rows(rows: pa.Table, source: Source) -> _Rows:
+    keys, merged = sketching.merge_by(rows, ("name", "step"))
+    places = np.array([source.row_of.get(str(name), -1) for name, _ in keys], np.int32)
+    known = places >= 0
+    v = statistic(source.stat)(merged)
+    bad = merged.counts[:, 2:5].sum(axis=1) > 0
+    steps = np.array([step for _, step in keys], np.int64)
+    return _Rows(places[known], steps[known], v[known], bad[known])

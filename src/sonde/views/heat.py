@@ -50,7 +50,15 @@ def answer(subject: Subject, question: HeatQuestion) -> Heat:
     else:
         rows = _metric_rows(subject, structure, question)
         row_of = {row.path: i for i, row in enumerate(rows)}
-    source = Source(row_of, question.stat, kind, question.metric, question.phase, question.rank)
+    source = Source(
+        row_of,
+        question.stat,
+        kind,
+        question.metric,
+        question.phase,
+        question.rank,
+        is_whole=question.under is None,
+    )
     chosen = source.selection(question.first, question.last)
     steps = cells.recorded_steps(subject, source, chosen)
     limit = min(question.columns, max(_MAX_CELLS // max(len(rows), 1), 64))
