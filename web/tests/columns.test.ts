@@ -48,6 +48,14 @@ test("rows share pixels when there are more rows than pixels", () => {
   for (let p = 1; p < 3; p++) expect(map.from[p]).toBeLessThanOrEqual(map.to[p - 1]);
 });
 
+test("a row of some pixels has those whose middle lies in it, wherever the list is scrolled", () => {
+  expect([...mapRows(3, 5, 2.5).from]).toEqual([0, 0, 1, 1, 1]);
+  const scrolled = mapRows(10, 4, 2, 3);
+  expect([...scrolled.from]).toEqual([1, 2, 2, 3]);
+  expect([...scrolled.to]).toEqual([2, 3, 3, 4]);
+  expect(mapRows(2, 6, 2, 0).from[5]).toBe(1); // below the last row: not beyond it
+});
+
 test("a step is found in the column that began before it", () => {
   const first = f64(0, 8, 16);
   expect([-1, 0, 7, 8, 100].map((s) => columnAt(first, s))).toEqual([-1, 0, 0, 1, 2]);

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import zlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
 from sonde.present.workers import Workers
@@ -22,8 +22,9 @@ _RETRY_MS: Final = 2000
 class Herald:
     """Follows the runs that somebody listens to."""
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(self, workers: Workers, is_ending: Callable[[], bool] = lambda: False) -> None:
         self._workers = workers
+        self._is_ending = is_ending
         self._turn = asyncio.Lock()
         self._looked_s = -LOOK_S
         self._stamps: dict[str, str] = {}
@@ -46,11 +47,11 @@ class Herald:
         }
 
     async def events(self, runs: Sequence[str]) -> AsyncIterator[bytes]:
-        """Server-sent events: one at once, then one whenever something advanced."""
+        """Server-sent events: one at once, then one whenever something advanced, until we end."""
         yield f"retry: {_RETRY_MS}\n\n".encode()
         loop = asyncio.get_running_loop()
         token, spoke_s = "", loop.time()
-        while True:
+        while not self._is_ending():
             found = await self.state(runs, token)
             if found["changed"]:
                 token, spoke_s = found["token"], loop.time()

@@ -59,13 +59,21 @@ _SAY: Final = b"""<!doctype html>
 
 
 def make_app(
-    folder: str, rules: Rules, *, shown_as: str | None = None, timeout_s: float = 30.0
+    folder: str,
+    rules: Rules,
+    *,
+    shown_as: str | None = None,
+    timeout_s: float = 30.0,
+    is_ending: Callable[[], bool] = lambda: False,
 ) -> App:
-    """The application for the runs in a folder, behind its guard."""
+    """The application for the runs in a folder, behind its guard.
+
+    `is_ending` says whether the server is to stop: streams, which would last for ever, end then.
+    """
     starlette = require("starlette.applications", extra="view")
     routing = require("starlette.routing", extra="view")
     workers = Workers(folder, timeout_s=timeout_s)
-    herald = Herald(workers)
+    herald = Herald(workers, is_ending)
     about = _About(shown_as or folder, time.time() * 1e3)
 
     @contextlib.asynccontextmanager
@@ -124,14 +132,14 @@ def serve(
     actual = int(listening.getsockname()[1])
     rules = Rules.of(token=token, port=actual, host=host, allowed=allowed_hosts)
     config = uvicorn.Config(
-        make_app(folder, rules, shown_as=shown_as),
+        make_app(folder, rules, shown_as=shown_as, is_ending=lambda: bool(server.should_exit)),
         access_log=False,  # addresses may hold the token
         log_level="warning",
         server_header=False,
         proxy_headers=False,
         limit_concurrency=200,
         timeout_keep_alive=30,
-        timeout_graceful_shutdown=1,
+        timeout_graceful_shutdown=3,
         ws="none",
     )
     server = _told(uvicorn.Server(config), lambda: on_start(address(host, actual, token)))

@@ -33,6 +33,7 @@ export class Live {
   private token = "";
   private failures = 0;
   private silentStreams = 0;
+  private isAsking = false;
   private attempt = new AbortController();
   private readonly ended = new AbortController();
 
@@ -56,7 +57,7 @@ export class Live {
 
   /** Another request could not reach the server: find out now instead of waiting for the stream. */
   doubt(): void {
-    if (this.connection.value.is === "open") void this.begin();
+    if (this.connection.value.is === "open" && !this.isAsking) void this.begin();
   }
 
   close(): void {
@@ -69,12 +70,15 @@ export class Live {
     if (!this.runs || this.ended.signal.aborted) return;
     this.attempt = new AbortController();
     const { signal: abort } = this.attempt;
+    this.isAsking = true;
     try {
       const question = { run: [...this.runs], since: this.token || undefined };
       this.hear((await this.client.ask("state", question, abort)).spec);
     } catch (error) {
       if (!abort.aborted) this.fail(error);
       return;
+    } finally {
+      if (!abort.aborted) this.isAsking = false; // else a later attempt asks
     }
     if (this.client.transport.follow && this.silentStreams < SILENT_STREAMS) this.stream(abort);
     else this.later(POLL_MS);
