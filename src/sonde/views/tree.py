@@ -17,6 +17,7 @@ from sonde.views.subject import MAX_LABEL, MAX_PATH, Structure, Subject, shown
 _MAX_NODES: Final = 5000
 _MAX_INSTANCES: Final = 1024
 _MAX_EXPRESSION: Final = 100
+_MAX_REPEATS: Final = 3
 
 
 def answer(subject: Subject, question: TreeQuestion) -> Tree:
@@ -113,8 +114,10 @@ def _matcher(q: str) -> Callable[[str], bool]:
 
 
 def _expression(text: str) -> re.Pattern[str]:
-    """A regular expression; refused if it could take for ever (a repeat inside of a repeat)."""
-    if len(text) > _MAX_EXPRESSION or re.search(r"[+*}]\)?[+*{]|\([^)]*[+*][^)]*\)[+*{]", text):
+    """A regular expression; refused if it could take for ever: one with repeated groups, or with
+    more than a few repeats."""
+    repeats = len(re.findall(r"[+*{]", text))
+    if len(text) > _MAX_EXPRESSION or repeats > _MAX_REPEATS or re.search(r"\)[+*{]", text):
         raise SondeError(f"`re:{shown(text, 60)}` is too involved. Use a glob: `*.attn.*`.")
     try:
         return re.compile(text, re.IGNORECASE)

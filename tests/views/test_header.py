@@ -1,0 +1,66 @@
+"""The header of a run and the movers: what there is, and where to look first."""
+
+import numpy as np
+import pytest
+from told import ALL_NAN, GRADS, MODULES, OUTPUTS, SOME_INF, SOME_NAN, STEPS, asked, rms
+
+from sonde._errors import SondeError
+
+
+def test_the_header_says_what_there_is(told, subject):
+    header = asked(subject, "run")
+    assert (header.status, header.first_step, header.last_step) == ("finished", 0, STEPS[-1])
+    assert header.recorded_steps == len(STEPS)
+    assert {k.kind: k.sites for k in header.kinds} == {
+        "output": len(OUTPUTS),
+        "param_grad": len(GRADS),
+    }
+    assert header.phases == ("train", "eval")
+    assert header.ranks == (0,)
+    scalars = {(n.name, n.phases): n.numbers for n in header.scalars}
+    evals = sum(s % 10 == 9 for s in STEPS)
+    assert scalars == {
+        ("loss", ("eval", "train")): len(STEPS) + evals,
+        ("lr", ("train",)): len(STEPS),
+    }
+    assert [(n.name, n.modules) for n in header.metrics] == [("norm", 2)]
+    assert (header.timeline, header.kind, header.graph) == ("loss", "param_grad", True)
+    assert header.modules == len(MODULES) + 1  # `h` holds the blocks
+    assert header.records == len(STEPS) * len(told_sites()) + evals * len(told_sites())
+
+
+def told_sites():
+    return [*OUTPUTS, *GRADS]
+
+
+def test_movers_are_what_is_not_finite_then_what_changed_most(told, subject):
+    movers = asked(subject, "movers", kind="output", limit=500)
+    bad = [(m.site.name, m.first_nonfinite_step, m.nonfinite_steps) for m in movers.rows[:3]]
+    assert bad == [(SOME_NAN, 12, 3), (SOME_INF, 17, 1), (ALL_NAN, 21, 1)]
+    assert movers.nonfinite_sites == 3
+    assert movers.sites == len(OUTPUTS)
+    quarter = (STEPS[-1] - STEPS[0]) // 4
+    changes = [abs(m.change) for m in movers.rows[3:]]
+    assert changes == sorted(changes, reverse=True)
+    for m in movers.rows:
+        before, after = (
+            np.nanmedian([rms(told.seen(m.site.name, s)) for s in some])
+            for some in (
+                [s for s in STEPS if s <= quarter],
+                [s for s in STEPS if s >= STEPS[-1] - quarter],
+            )
+        )
+        assert m.before == pytest.approx(before)
+        assert m.after == pytest.approx(after)
+        assert m.change == pytest.approx(np.log2(after / before))
+
+
+def test_movers_of_a_window_and_a_limit(subject):
+    movers = asked(subject, "movers", kind="output", first=0, last=11)
+    assert movers.nonfinite_sites == 0
+    assert (movers.first_step, movers.last_step) == (0, 11)
+    assert len(asked(subject, "movers", limit=2).rows) == 2
+    nothing = asked(subject, "movers", kind="update")
+    assert (nothing.rows, nothing.first_step) == ((), None)
+    with pytest.raises(SondeError, match="needs bins"):
+        asked(subject, "movers", stat="p99")
