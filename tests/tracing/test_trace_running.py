@@ -346,6 +346,21 @@ def test_a_callback_that_fails_is_said_once_and_changes_nothing():
         model(torch.ones(1))
 
 
+def test_where_warnings_are_errors_they_come_at_the_end_and_not_in_the_model(tmp_path):
+    model = nn.Sequential(nn.Identity())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for into in ("memory", tmp_path / "x.h5"):
+            trace = sonde.trace(
+                model, ["0"], before_save=lambda n, v, i: 1 / 0, budget_bytes=200, into=into
+            )
+            for n in range(3):
+                model(torch.full((2,), float(n)))
+            with pytest.raises(sonde.SondeWarning, match="ZeroDivision"):
+                trace.close()
+            assert not model[0]._forward_hooks
+
+
 def test_a_callback_that_makes_a_new_tensor_is_called_once_per_value():
     model = made()
     with sonde.trace(model, ["forward.h"], before_save=lambda n, v, i: v.clone() * 2) as trace:

@@ -131,8 +131,8 @@ def _container_to_json(value: Any, arrays: list[Array], depth: int) -> Any:
     if isinstance(value, list):
         return [_to_json(v, arrays, depth) for v in value]
     if isinstance(value, tuple | set | frozenset):
-        kind = "tuple" if isinstance(value, tuple) else "set"
-        return {"$": kind, "v": [_to_json(v, arrays, depth) for v in value]}
+        kind = next(k for k in (tuple, frozenset, set) if isinstance(value, k))
+        return {"$": kind.__name__, "v": [_to_json(v, arrays, depth) for v in value]}
     if isinstance(value, Mapping):
         if all(isinstance(k, str) for k in value) and "$" not in value:
             return {k: _to_json(v, arrays, depth) for k, v in value.items()}
@@ -184,6 +184,8 @@ def _special(tree: dict[str, Any], arrays: Sequence[Any], make: Any, depth: int)
             return tuple(_from_json(v, arrays, make, depth) for v in inner)
         case "set":
             return {_from_json(v, arrays, make, depth) for v in inner}
+        case "frozenset":
+            return frozenset(_from_json(v, arrays, make, depth) for v in inner)
         case "dict":
             pairs = [(_from_json(k, arrays, make, depth), v) for k, v in inner]
             return {k: _from_json(v, arrays, make, depth) for k, v in pairs}
@@ -217,7 +219,7 @@ def _table(mantissa_bits: int, bias: int, kind: str) -> NDArray[np.float32]:
     value = np.where(bits & 0x80, -size, size)
     top = exponent == 0x7F >> mantissa_bits
     if kind == "ieee":
-        value = np.where(top & (fraction == 0), np.sign(value) * np.inf, value)
+        value = np.where(top & (fraction == 0), np.copysign(np.inf, value), value)
         value = np.where(top & (fraction != 0), np.nan, value)
     elif kind == "fn":
         value = np.where((bits & 0x7F) == 0x7F, np.nan, value)

@@ -143,6 +143,7 @@ class Pipeline:
         return True
 
     def _run(self) -> None:
+        self._troubles.background = threading.get_ident()
         while (job := self._jobs.get()) is not None:
             if isinstance(job, threading.Event):
                 job.set()

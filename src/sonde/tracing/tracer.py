@@ -207,6 +207,7 @@ class Tracer:
         self.iteration = iteration
         self._calls.clear()
         self._remove_handles()
+        self.troubles.catch_up()
         is_wanted = phase in self._phases
         if is_wanted:
             number = self._ticks // self._gather_every

@@ -19,7 +19,10 @@ class Troubles:
         self.refused: dict[str, int] = {}
         """Values that were not kept, by name."""
         self.failures: dict[tuple[str, str], int] = {}
+        self.background = -1
+        """The thread whose warnings wait for another: Python shows them only where a user looks."""
         self._said: set[str] = set()
+        self._waiting: list[str] = []
         self._lock = threading.Lock()
 
     def refuse(self, name: str, reason: str, *, step: int) -> None:
@@ -48,9 +51,30 @@ class Troubles:
             self.warn(text)
 
     def warn(self, text: str) -> None:
-        """Say something, once."""
+        """Say something, once. Never raises, even where warnings are errors; see `say`."""
         with self._lock:
             if text in self._said:
                 return
             self._said.add(text)
-        warnings.warn(text, SondeWarning, stacklevel=2)
+            self._waiting.append(text)
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Say what has to be said, as far as that is possible here and now."""
+        if not self._waiting or threading.get_ident() == self.background:
+            return
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for text in waiting:
+            try:
+                warnings.warn(text, SondeWarning, stacklevel=3)
+            except SondeWarning:
+                with self._lock:
+                    self._waiting.append(text)
+
+    def say(self) -> None:
+        """Say what is left. Raises where warnings are errors: not to be called inside of a hook."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for text in waiting:
+            warnings.warn(text, SondeWarning, stacklevel=3)

@@ -211,7 +211,9 @@ class Trace:
 
     def flush(self, timeout_s: float = _CLOSE_S) -> bool:
         """Wait until all full windows have arrived where they are kept; false if it took longer."""
-        return self._pipeline is None or self._pipeline.wait(timeout_s)
+        has_arrived = self._pipeline is None or self._pipeline.wait(timeout_s)
+        self._troubles.say()
+        return has_arrived
 
     def close(self, *, quiet: bool = False) -> None:
         """Take everything off the model, gather what is left, run `after_trace`. May be repeated.
@@ -235,6 +237,7 @@ class Trace:
         for text in unseen:
             self._troubles.tell(Event("trace_unseen", text, level="warning"))
             self._troubles.warn(text)
+        self._troubles.say()
 
     def __enter__(self) -> Self:
         return self

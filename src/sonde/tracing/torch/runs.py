@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sonde._errors import SondeError
 from sonde.capture.torch.tables import table_for
 from sonde.kernels.torch import Unsupported, name_of
 from sonde.record import Event, Site, SiteInfo, SketchBatch
@@ -80,7 +81,12 @@ class RunDestination:
             )
             if isinstance(value, Tensor):
                 self._sketch(variable, value, step, phase, call)
-        self._writer.tensors(kept, wait_s=_WAIT_S)
+        if kept and not self._writer.tensors(kept, wait_s=_WAIT_S):
+            raise SondeError(
+                f"the run takes no more values, {len(kept)} of step {kept[0].step} on are lost. "
+                "Close a trace before the watch that it writes to; else the disk is too slow: "
+                "trace less."
+            )
 
     def close(self) -> None:
         """The writer belongs to the watch."""
