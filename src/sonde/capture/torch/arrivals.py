@@ -1,0 +1,101 @@
+"""Small tensors on their way to the host: sent without waiting, waited for by whoever reads them.
+
+All that is sent together goes as one tensor per device and dtype. From a CUDA device it is copied
+to pinned memory on the training stream, with an event behind it; the thread that reads waits for
+the event, asleep. Nothing here asks a device for a value in the training thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_AS: Final = {
+    torch.bool: torch.int64,
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float8_e4m3fn: torch.float32,
+    torch.float8_e5m2: torch.float32,
+}
+"""What numpy does not have, as what holds it exactly."""
+
+
+class Arrivals:
+    """Tensors that were sent. `arrays` waits for them; any thread may ask, any number of times."""
+
+    __slots__ = ("_arrays", "_groups", "_lock", "_places", "_shapes")
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._shapes = [tuple(x.shape) for x in tensors]
+        self._places: list[tuple[int, int]] = []
+        self._groups = self._send(tensors)
+        self._arrays: list[NDArray[np.float64]] | None = None
+        self._lock = threading.Lock()
+
+    def arrays(self) -> list[NDArray[np.float64]]:
+        """Each tensor as it was when it was sent."""
+        with self._lock:
+            if self._arrays is None:
+                flat = [group.wait() for group in self._groups]
+                self._arrays = []
+                for (group, start), shape in zip(self._places, self._shapes, strict=True):
+                    n = int(np.prod(shape))
+                    self._arrays.append(flat[group][start : start + n].reshape(shape))
+                self._groups = []
+            return self._arrays
+
+    @torch.no_grad()
+    def _send(self, tensors: Sequence[Tensor]) -> list[_Group]:
+        together: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        order = list(together)
+        sizes: dict[tuple[torch.device, torch.dtype], int] = {}
+        for x in tensors:
+            key = (x.device, x.dtype)
+            if key not in together:
+                together[key], sizes[key] = [], 0
+                order.append(key)
+            together[key].append(x)
+            self._places.append((order.index(key), sizes[key]))
+            sizes[key] += x.numel()
+        # What is sent belongs to no `torch.func` transformation, even if one is running.
+        with torch._C._DisableFuncTorch():
+            return [_Group(_joined(together[key])) for key in order]
+
+
+def number(x: Tensor) -> Callable[[], float]:
+    """One number, later: calling what is returned waits for it."""
+    arrived = Arrivals([x.detach()])
+    return lambda: float(arrived.arrays()[0].reshape(-1)[0])
+
+
+class _Group:
+    """One flat tensor, on its way."""
+
+    __slots__ = ("_event", "_host")
+
+    def __init__(self, flat: Tensor) -> None:
+        self._event: Any = None
+        self._host = flat
+        if flat.device.type == "cuda":
+            self._host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
+            self._host.copy_(flat, non_blocking=True)
+            self._event = torch.cuda.Event(blocking=True)
+            self._event.record(torch.cuda.current_stream(flat.device))
+
+    def wait(self) -> NDArray[np.float64]:
+        if self._event is not None:
+            self._event.synchronize()
+        found: NDArray[np.float64] = self._host.cpu().numpy().astype(np.float64)
+        return found
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    """A new tensor with the elements of all."""
+    flat = torch.cat([x.detach().reshape(-1) for x in tensors])
+    return flat.to(_AS.get(flat.dtype, flat.dtype))

@@ -1,0 +1,330 @@
+"""What metrics have said since a step began, and how that becomes numbers when it ends.
+
+A metric may be asked many times in a step: for each micro-batch, for each call of a module. The
+result is that of all elements that it returned, each counting the same. Tensors stay where they are
+until the step ends; then all of them are sent to the host together, and put together there.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sonde.capture.torch.arrivals import Arrivals
+from sonde.metrics.model import Merge, OnHost, Reduce
+from sonde.metrics.names import Label
+
+Array = NDArray[np.float64]
+
+_MAX_PARTS: Final = 256
+"""Values of a metric that are kept apart; more are put together on their device."""
+
+
+class Entry(Protocol):
+    """Numbers in the making, each with its label."""
+
+    def close(self) -> Sequence[Closed]:
+        """What it has come to, when the step ends."""
+        ...
+
+
+class Closed:
+    """Tensors to be sent, and what is to be made of them on the host."""
+
+    __slots__ = ("labels", "tensors", "values")
+
+    def __init__(
+        self,
+        labels: Sequence[Label],
+        tensors: Sequence[Tensor],
+        values: Callable[[list[Array]], Sequence[float]],
+    ) -> None:
+        self.labels = labels
+        self.tensors = tensors
+        self.values = values
+
+
+class Tally:
+    """All that one metric has said at one place: sums and counts, or extrema."""
+
+    __slots__ = ("_counts", "_label", "_n", "_reduce", "_sum", "_tensors")
+
+    def __init__(self, label: Label, reduce: str) -> None:
+        self._label = label
+        self._reduce = reduce
+        self._tensors: list[Tensor] = []
+        self._counts: list[int] = []
+        self._sum = math.nan
+        self._n = 0
+
+    def number(self, value: float) -> None:
+        """A number, which is one element."""
+        self._sum = _combine(self._reduce, self._sum, float(value)) if self._n else float(value)
+        self._n += 1
+
+    def tensor(self, value: Tensor, origin: Tensor | None) -> None:
+        """All elements of a tensor. It is not kept if it is a view of the one it was made from."""
+        n = value.numel()
+        if n == 0:
+            return
+        if value.is_complex():
+            raise TypeError("it returned complex numbers; return their real part, or modulus")
+        if n > 1:
+            value = self._reduced(value)
+        elif origin is not None and _is_view_of(value, origin):
+            value = value.clone()
+        self._tensors.append(value)
+        self._counts.append(n)
+        if len(self._tensors) >= _MAX_PARTS:
+            self._fold()
+
+    def close(self) -> Sequence[Closed]:
+        if not self._n and not self._tensors:
+            return []
+        return [Closed([self._label], self._tensors, self._values)]
+
+    def _values(self, arrays: list[Array]) -> Sequence[float]:
+        found = [float(a.reshape(-1)[0]) for a in arrays] + [self._sum] * bool(self._n)
+        if self._reduce == "min":
+            return [_extremum(min, found)]
+        if self._reduce == "max":
+            return [_extremum(max, found)]
+        total = math.fsum(found) if all(map(math.isfinite, found)) else sum(found)
+        return [total / (sum(self._counts) + self._n) if self._reduce == "mean" else total]
+
+    def _reduced(self, value: Tensor) -> Tensor:
+        if self._reduce == "min":
+            return value.amin()
+        if self._reduce == "max":
+            return value.amax()
+        return value.sum(dtype=_wide(value))
+
+    def _fold(self) -> None:
+        """Put what is kept together, per device, so that it does not grow."""
+        by_device: dict[torch.device, list[int]] = {}
+        for i, x in enumerate(self._tensors):
+            by_device.setdefault(x.device, []).append(i)
+        tensors, counts = self._tensors, self._counts
+        self._tensors, self._counts = [], []
+        for several in by_device.values():
+            joined = torch.stack([tensors[i].reshape(()).to(_wide(tensors[i])) for i in several])
+            self._tensors.append(self._reduced(joined))
+            self._counts.append(sum(counts[i] for i in several))
+
+
+class Collected:
+    """Everything that a metric returned, for a reduction that wants to see all of it."""
+
+    __slots__ = ("_label", "_reduce", "_values")
+
+    def __init__(self, label: Label, reduce: Callable[[Any], Any]) -> None:
+        self._label = label
+        self._reduce = reduce
+        self._values: list[Tensor] = []
+
+    def number(self, value: float) -> None:
+        self._values.append(torch.tensor([value], dtype=torch.float64))
+
+    def tensor(self, value: Tensor, origin: Tensor | None) -> None:
+        flat = value.reshape(-1)
+        self._values.append(flat.clone() if _is_view_of(flat, origin) else flat)
+
+    def close(self) -> Sequence[Closed]:
+        if not self._values:
+            return []
+        device = next((v.device for v in self._values if v.device.type != "cpu"), None)
+        with torch.no_grad():
+            every = torch.cat([v.to(device or v.device) for v in self._values])
+            return closed(self._label, self._reduce(every))
+
+
+class Merged:
+    """What a metric returned, joined call by call."""
+
+    __slots__ = ("_how", "_label", "_state")
+
+    def __init__(self, label: Label, how: Merge) -> None:
+        self._label = label
+        self._how = how
+        self._state: Any = None
+
+    def number(self, value: float) -> None:
+        self._join(torch.tensor(value, dtype=torch.float64))
+
+    def tensor(self, value: Tensor, origin: Tensor | None) -> None:
+        self._join(value.clone() if _is_view_of(value, origin) else value)
+
+    def close(self) -> Sequence[Closed]:
+        if self._state is None:
+            return []
+        with torch.no_grad():
+            return closed(self._label, self._how.finish(self._state))
+
+    def _join(self, value: Tensor) -> None:
+        self._state = value if self._state is None else self._how.merge(self._state, value)
+
+
+class HostSide:
+    """Tensors that only the host can make numbers of: the mean of these."""
+
+    __slots__ = ("_given", "_label")
+
+    def __init__(self, label: Label) -> None:
+        self._label = label
+        self._given: list[OnHost] = []
+
+    def put(self, value: OnHost) -> None:
+        self._given.append(value)
+
+    def close(self) -> Sequence[Closed]:
+        finish = [g.finish for g in self._given]
+
+        def values(arrays: list[Array]) -> Sequence[float]:
+            found = [float(f(a)) for f, a in zip(finish, arrays, strict=True)]
+            return [sum(found) / len(found)]
+
+        return [Closed([self._label], [g.tensor for g in self._given], values)]
+
+
+class Tallies:
+    """The entries of a step, and of each phase of it."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[str, int], dict[str, Any]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._entries.values()))
+
+    def add(
+        self,
+        label: Label,
+        reduce: Reduce,
+        value: Any,
+        *,
+        when: tuple[str, int],
+        origin: Tensor | None = None,
+    ) -> None:
+        """Take what a metric returned: a number, a tensor, a dict of these, or None for nothing.
+
+        Raises:
+            TypeError: It is none of these.
+        """
+        if value is None:
+            return
+        if isinstance(value, dict):
+            for key, one in value.items():
+                self.add(label.part(str(key)), reduce, one, when=when, origin=origin)
+        elif isinstance(value, OnHost):
+            self.entry(label.key, when, lambda: HostSide(label)).put(value)
+        elif isinstance(value, Tensor):
+            self.entry(label.key, when, lambda: _entry(label, reduce)).tensor(
+                value.detach(), origin
+            )
+        elif isinstance(value, numbers.Real | np.bool_):
+            self.entry(label.key, when, lambda: _entry(label, reduce)).number(float(value))
+        else:
+            raise TypeError(
+                f"it must return a number, a tensor or a dict of them, got {type(value).__name__}"
+            )
+
+    def entry(self, key: str, when: tuple[str, int], make: Callable[[], Any]) -> Any:
+        """The entry under that key, made if there is none. `Any`: as it was made."""
+        found = self._entries.setdefault(when, {})
+        if key not in found:
+            found[key] = make()
+        return found[key]
+
+    def take(self, failed: Callable[[str, Exception], None]) -> dict[tuple[str, int], Sent]:
+        """Send what there is, by phase and step; from here on this is empty."""
+        taken, self._entries = self._entries, {}
+        sent = {}
+        for when, entries in taken.items():
+            ready: list[Closed] = []
+            for key, entry in entries.items():
+                try:
+                    ready += entry.close()
+                except Exception as error:
+                    failed(key, error)
+            if ready:
+                sent[when] = Sent(ready)
+        return sent
+
+
+class Sent:
+    """Numbers of a step on their way; `values` waits for them."""
+
+    def __init__(self, ready: Sequence[Closed]) -> None:
+        self.labels = [label for one in ready for label in one.labels]
+        self._ready: Sequence[Closed] = ready
+        self._sizes = [len(one.tensors) for one in ready]
+        self._arrived = Arrivals([x for one in ready for x in one.tensors])
+        for one in ready:
+            one.tensors = ()
+        self._values: list[float] | None = None
+
+    def values(self) -> list[float]:
+        """One number per label; NaN where it could not be worked out."""
+        if self._values is None:
+            arrays = self._arrived.arrays()
+            found: list[float] = []
+            first = 0
+            for one, n in zip(self._ready, self._sizes, strict=True):
+                try:
+                    found += one.values(arrays[first : first + n])
+                except Exception:
+                    found += [math.nan] * len(one.labels)
+                first += n
+            self._values = found
+        return self._values
+
+    def later(self, i: int) -> Callable[[], float]:
+        """The i-th number; calling what is returned waits for it."""
+        return lambda: self.values()[i]
+
+    def flat(self) -> dict[str, float]:
+        """All of them by flat key."""
+        return {label.key: v for label, v in zip(self.labels, self.values(), strict=True)}
+
+
+def closed(label: Label, value: Any) -> Sequence[Closed]:
+    """What the last step of a reduction returned: a number, a tensor, or a dict of these."""
+    whole = Tallies()
+    whole.add(label, "mean", value, when=("", 0))
+    found = (entry.close() for by in whole._entries.values() for entry in by.values())
+    return [one for several in found for one in several]
+
+
+def _entry(label: Label, reduce: Reduce) -> Tally | Collected | Merged:
+    if isinstance(reduce, str):
+        return Tally(label, reduce)
+    return Merged(label, reduce) if isinstance(reduce, Merge) else Collected(label, reduce)
+
+
+def _combine(reduce: str, a: float, b: float) -> float:
+    if reduce in ("min", "max"):
+        return _extremum(min if reduce == "min" else max, [a, b])
+    return a + b
+
+
+def _extremum(choose: Callable[[list[float]], float], found: list[float]) -> float:
+    return math.nan if any(map(math.isnan, found)) else choose(found)
+
+
+def _is_view_of(value: Tensor, origin: Tensor | None) -> bool:
+    if origin is None or value.device != origin.device:
+        return False
+    try:
+        return value.untyped_storage().data_ptr() == origin.untyped_storage().data_ptr()
+    except Exception:  # no storage to compare: sparse, or a wrapper
+        return True
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float32 if x.device.type == "mps" else torch.float64

@@ -1,0 +1,1 @@
+"""What is computed from torch tensors: built-in metrics, attention, the coordinate check."""

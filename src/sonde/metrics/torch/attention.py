@@ -1,0 +1,199 @@
+"""What attention does, per head: entropy, largest logit, mass on the first key, effective context.
+
+From queries and keys, or from logits that a model has made itself. Sequences of up to `MAX_ROWS`
+queries are taken whole; of longer ones, evenly spaced queries are. At no time are there more than
+`MAX_ELEMENTS` logits of ours.
+
+Legend: B batch, H heads, L queries, S keys, D width of a head, R sampled queries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+MAX_ROWS: Final = 256
+"""Queries per sequence that are looked at. The error of a mean is then at most three standard errors
+over so many queries and all sequences: 0.02 nats of entropy at 2048 queries of one sequence whose
+logits have variance 1 (`tests/metrics/test_attention_terms.py`)."""
+
+MAX_ELEMENTS: Final = 1 << 24
+"""Logits that are held at once: 64 MiB of float32."""
+
+TERMS: Final = ("entropy", "first_token", "effective_context", "max_logit")
+"""Nats per query; weight on the first key; exp(entropy), the number of keys that a query attends to
+as if evenly; the largest logit after scale and mask. Means over queries, but for the last."""
+
+Scores = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""What changes logits: logits, and broadcastable indices of batch, head, query and key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Which queries are looked at: every `step`-th of `total`, from `first` on."""
+
+    first: int
+    step: int
+    total: int
+
+    @property
+    def rows(self) -> range:
+        return range(self.first, self.total, self.step)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.step == 1
+
+
+def sampling(queries: int, max_rows: int = MAX_ROWS) -> Sampling:
+    """Evenly spaced queries, in the middle of their stretches."""
+    step = max(1, math.ceil(queries / max_rows))
+    return Sampling((step - 1) // 2 if queries > (step - 1) // 2 else 0, step, queries)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of attention. Queries are (..., H, L, D), or (..., L, D) with one head; keys may have
+    fewer heads. The mask is boolean (true takes part) or added, of any shape that broadcasts."""
+
+    query: Tensor
+    key: Tensor
+    mask: Tensor | None = None
+    is_causal: bool = False
+    scale: float | None = None
+    scores: Scores | None = None
+
+
+def heads_of(x: Tensor) -> Tensor:
+    """(B, H, L, D) of a tensor with any leading dimensions."""
+    if x.dim() == 2:
+        return x[None, None]
+    if x.dim() == 3:
+        return x[:, None]
+    return x.flatten(0, -4) if x.dim() > 4 else x
+
+
+def of_call(call: Call, max_rows: int = MAX_ROWS, max_elements: int = MAX_ELEMENTS) -> Tensor:
+    """The terms of a call as raw numbers, see `finish`: (5, H)."""
+    q, k = heads_of(call.query), heads_of(call.key)
+    b, h, length, width = q.shape
+    keys = k.shape[-2]
+    chosen = sampling(length, max_rows)
+    scale = 1 / math.sqrt(width) if call.scale is None else call.scale
+    mask = None if call.mask is None else _spread(call.mask, call.query.shape[:-2], keys)
+    found: Tensor | None = None
+    for part in _pieces(chosen, max(1, max_elements // max(1, b * h * keys))):
+        logits = _logits(q[:, :, part], k, scale)
+        rows = torch.arange(part.start, part.stop, part.step, device=q.device)
+        if call.scores is not None:
+            logits = call.scores(logits, *_indices(b, h, rows, keys))
+        if mask is not None:
+            logits = _masked(logits, mask if mask.shape[-2] == 1 else mask[:, :, part])
+        if call.is_causal:
+            late = torch.arange(keys, device=q.device) > rows[:, None]
+            logits = logits.masked_fill_(late, -torch.inf)
+        found = _joined(found, _raw(logits))
+    return _nothing(h, q.device) if found is None else found
+
+
+def of_logits(logits: Tensor, max_rows: int = MAX_ROWS, max_elements: int = MAX_ELEMENTS) -> Tensor:
+    """The terms of logits that a model made, (..., H, L, S) with masks in them."""
+    x = heads_of(logits)
+    chosen = sampling(x.shape[-2], max_rows)
+    found: Tensor | None = None
+    for part in _pieces(chosen, max(1, max_elements // max(1, x[:, :, :1].numel()))):
+        found = _joined(found, _raw(x[:, :, part].to(_wide(x))))
+    return _nothing(x.shape[1], x.device) if found is None else found
+
+
+def join(a: Tensor, b: Tensor) -> Tensor:
+    """Raw numbers of two calls, as those of both."""
+    return torch.cat([a[:4] + b[:4], torch.maximum(a[4:], b[4:])])
+
+
+def finish(raw: Tensor) -> dict[str, Tensor]:
+    """Each term per head, from raw numbers: sums over queries, how many these were, the maximum."""
+    sums, count, top = raw[:3], raw[3], raw[4]
+    means = sums / count
+    return {
+        "entropy": means[0],
+        "first_token": means[1],
+        "effective_context": means[2],
+        "max_logit": top,
+    }
+
+
+def _raw(logits: Tensor) -> Tensor:
+    """Sums over batch and queries of entropy, first weight and effective context; how many queries
+    attend to anything at all; the largest logit."""
+    total = logits.logsumexp(-1, keepdim=True)
+    attends = total != -torch.inf
+    top = logits.amax((0, 2, 3))
+    weights = (logits - total.masked_fill(~attends, 0)).exp_()
+    first = weights[..., 0].clone()
+    entropy = torch.special.entr(weights).sum(-1)
+    attends = attends[..., 0]
+    context = torch.where(attends, entropy.exp(), 0)
+    wide = torch.float32 if logits.device.type == "mps" else torch.float64
+    several = [x.sum((0, 2), dtype=wide) for x in (entropy, first, context, attends)]
+    return torch.stack([*several, top.to(wide)])
+
+
+def _joined(found: Tensor | None, more: Tensor) -> Tensor:
+    return more if found is None else join(found, more)
+
+
+def _nothing(heads: int, device: torch.device) -> Tensor:
+    raw = torch.zeros((5, heads), device=device)
+    raw[4] = -torch.inf
+    return raw
+
+
+def _logits(q_BHRD: Tensor, k: Tensor, scale: float) -> Tensor:
+    q, k = q_BHRD.to(_wide(q_BHRD)), k.to(_wide(k))
+    heads, fewer = q.shape[1], k.shape[1]
+    if heads == fewer:
+        plain: Tensor = q @ k.mT
+        return plain.mul_(scale)
+    grouped: Tensor = q.unflatten(1, (fewer, heads // fewer)) @ k[:, :, None].mT
+    return grouped.flatten(1, 2).mul_(scale)
+
+
+def _masked(logits: Tensor, mask: Tensor) -> Tensor:
+    if mask.dtype == torch.bool:
+        return logits.masked_fill_(~mask, -torch.inf)
+    return logits.add_(mask)
+
+
+def _spread(mask: Tensor, lead: torch.Size, keys: int) -> Tensor:
+    """The mask as (B, H, L or 1, S), without copying where that can be had."""
+    if mask.dim() < 2:
+        mask = mask[None] if mask.dim() else mask[None, None]
+    return heads_of(mask.expand(*lead, mask.shape[-2], keys))
+
+
+def _indices(b: int, h: int, rows: Tensor, keys: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    device = rows.device
+    return (
+        torch.arange(b, device=device)[:, None, None, None],
+        torch.arange(h, device=device)[None, :, None, None],
+        rows[None, None, :, None],
+        torch.arange(keys, device=device)[None, None, None, :],
+    )
+
+
+def _pieces(chosen: Sampling, n: int) -> Iterator[slice]:
+    """The sampled queries, so many at a time."""
+    rows = chosen.rows
+    for i in range(0, len(rows), n):
+        piece = rows[i : i + n]
+        yield slice(piece.start, piece[-1] + 1, piece.step)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
