@@ -12,13 +12,15 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sonde.capture.rows import Filled, Window
 from sonde.record import Event, GraphPart, NumberBatch, Sink, SiteInfo, SketchBatch, Sketches
-from sonde.sketch import concatenate, merge_groups, take
+from sonde.sketch import concatenate, cut, merge_groups
 
 _LOG = logging.getLogger("sonde")
 
@@ -216,24 +218,47 @@ def _tell_graph(sink: Sink, part: GraphPart) -> None:
 
 
 def _assemble(filled: Filled, window: Window) -> list[tuple[str, NDArray[np.int32], Sketches]]:
-    """Per phase, one sketch for each touched site: its only row, or the merge of its rows."""
-    pointed = {
-        phase: np.fromiter((r for _, parts in touched for r in parts), dtype=np.int64)
-        for phase, touched in window.touched.items()
-    }
-    rows, where = np.unique(np.concatenate([*pointed.values()]), return_inverse=True)
-    sketches = filled.sketches(rows)
+    """Per phase, one sketch for each touched site: its only row, or the merge of its rows.
+
+    Runs while training runs: so without a loop in Python, which would keep it waiting.
+    """
+    pieces = [_piece(phase, touched) for phase, touched in window.touched.items()]
+    pieces += [
+        _Piece("train", group.ids[sites], group.indices[sites], None)
+        for group, sites in window.groups
+    ]
+    sketches = filled.sketches(np.concatenate([p.rows for p in pieces]))
     found, first = [], 0
-    for phase, touched in window.touched.items():
-        n = len(touched)
-        ids = np.fromiter((i for i, _ in touched), dtype=np.int32, count=n)
-        lengths = np.fromiter((len(parts) for _, parts in touched), dtype=np.int64, count=n)
-        own = take(sketches, where[first : first + len(pointed[phase])])
-        first += len(pointed[phase])
-        if not (lengths == 1).all():
-            own = merge_groups(own, np.repeat(np.arange(n), lengths), n)
-        found.append((phase, ids, own))
+    for piece in pieces:
+        last = first + len(piece.rows)
+        own = cut(sketches, first, last)
+        first = last
+        if piece.groups is not None:
+            own = merge_groups(own, piece.groups, len(piece.ids))
+        found.append((piece.phase, piece.ids, own))
+    if len(window.phases) == 1 and all(p.groups is None for p in pieces):
+        ids = np.concatenate([p.ids for p in pieces])  # as most of the time: nothing to move
+        if len(np.unique(ids)) == len(ids):
+            return [(pieces[0].phase, ids, sketches)]
     return found
+
+
+class _Piece(NamedTuple):
+    """Sites with the rows they point to; `groups[i]` is the site of row i, if not the i-th."""
+
+    phase: str
+    ids: NDArray[np.int32]
+    rows: NDArray[np.int64]
+    groups: NDArray[np.int64] | None
+
+
+def _piece(phase: str, touched: Sequence[tuple[int, list[int]]]) -> _Piece:
+    n = len(touched)
+    ids, parts = zip(*touched, strict=True)
+    lengths = np.fromiter(map(len, parts), dtype=np.int64, count=n)
+    rows = np.fromiter(chain.from_iterable(parts), dtype=np.int64, count=int(lengths.sum()))
+    groups = None if (lengths == 1).all() else np.repeat(np.arange(n), lengths)
+    return _Piece(phase, np.array(ids, dtype=np.int32), rows, groups)
 
 
 def _merge(

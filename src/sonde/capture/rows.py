@@ -12,7 +12,7 @@ Nothing here knows a framework. Not thread-safe: the owner serialises.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +44,7 @@ class Filled(Protocol):
     size_bytes: int
 
     def sketches(self, rows: NDArray[np.int64]) -> Sketches:
-        """The given rows as columns: all that were filled, each once. Called once."""
+        """The given rows as columns: all that were filled; one may be named twice. Called once."""
 
 
 class Row:
@@ -105,13 +105,46 @@ class Spot:
         return made
 
 
+class Group:
+    """Sites that are touched together, in the phase `train`: all parameters of a model.
+
+    They have rows of their own, so that touching a thousand of them costs what touching one does.
+    """
+
+    __slots__ = ("_touched", "_window", "ids", "indices")
+
+    def __init__(self, ids: list[int], indices: list[int]) -> None:
+        self.ids = np.array(ids, dtype=np.int32)
+        self.indices = np.array(indices, dtype=np.int64)
+        self._window = -1
+        self._touched = np.zeros(0, dtype=np.bool_)
+
+
+class Touched(NamedTuple):
+    """A group, and which of its sites were touched in a window."""
+
+    group: Group
+    sites: NDArray[np.bool_]
+
+
 @dataclass(slots=True)
 class Window:
-    """What was touched since the last hand-over: per phase, site ids with their lists of rows."""
+    """What was touched since the last hand-over: per phase, site ids with their lists of rows; and
+    groups."""
 
     number: int = 0
     touched: dict[str, list[tuple[int, list[int]]]] = field(default_factory=dict)
+    groups: list[Touched] = field(default_factory=list)
     has_shared: bool = False
+
+    @property
+    def phases(self) -> list[str]:
+        """The phases of which the window holds anything."""
+        return (
+            [*self.touched, "train"]
+            if self.groups and "train" not in self.touched
+            else [*self.touched]
+        )
 
 
 class Rows:
@@ -150,6 +183,28 @@ class Rows:
         spot.own.append(row)
         spot.parts.append(row.index)
         return row
+
+    def new_group(self, ids: list[int]) -> Group | None:
+        """Rows for the sites of these ids; None when there are not enough left."""
+        first = self._next
+        if first + len(ids) > self.limit:
+            return None
+        self.table.ensure(first + len(ids))
+        self._next += len(ids)
+        return Group(ids, list(range(first, self._next)))
+
+    def touch_group(self, group: Group, some: list[int] | None = None) -> None:
+        """Mark sites of the group as seen: all of them, or some."""
+        if group._window != self.window.number:
+            group._window = self.window.number
+            group._touched = np.zeros(len(group.ids), dtype=np.bool_)
+            self.window.groups.append(Touched(group, group._touched))
+        group._touched[slice(None) if some is None else some] = True
+
+    def forget_group(self, group: Group) -> None:
+        """Drop what the group has in this window; its rows may hold anything and are given up."""
+        self.window.groups = [t for t in self.window.groups if t.group is not group]
+        group._window = -1
 
     def share(self, spot: Spot, row: Row) -> bool:
         """Point the spot to a row that holds this tensor; False if it holds more than that."""

@@ -1,6 +1,7 @@
 """The sketch: the mergeable summary of a tensor, and everything read off it. numpy only."""
 
 from sonde.sketch.columns import concatenate as concatenate
+from sonde.sketch.columns import cut as cut
 from sonde.sketch.columns import from_dense as from_dense
 from sonde.sketch.columns import merge_groups as merge_groups
 from sonde.sketch.columns import take as take
@@ -25,6 +26,7 @@ __all__ = [
     "Loss",
     "Sketch",
     "concatenate",
+    "cut",
     "from_dense",
     "merge_groups",
     "needs_bins",

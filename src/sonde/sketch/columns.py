@@ -62,6 +62,19 @@ def take(s: Sketches, rows: NDArray[np.int64]) -> Sketches:
     )
 
 
+def cut(s: Sketches, first: int, last: int) -> Sketches:
+    """Rows `first` up to `last`, without copying."""
+    a, b = s.offsets[first], s.offsets[last]
+    return Sketches(
+        s.counts[first:last],
+        s.sums[first:last],
+        s.extrema[first:last],
+        s.offsets[first : last + 1] - a,
+        s.bin_ids[a:b],
+        s.bin_counts[a:b],
+    )
+
+
 def merge_groups(s: Sketches, groups: NDArray[np.int64], n_groups: int) -> Sketches:
     """Row `i` goes into sketch `groups[i]`; a group without rows is the empty sketch."""
     counts = np.zeros((n_groups, len(COUNTS)), np.int64)

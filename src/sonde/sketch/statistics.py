@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from sonde.record import COUNTS, EXTREMA, N_BINS, SUMS, Sketches
 from sonde.sketch import bins as _bins
+from sonde.sketch.columns import cut
 
 Statistic = Callable[[Sketches], NDArray[np.float64]]
 
@@ -69,21 +70,9 @@ def dense(s: Sketches) -> NDArray[np.int64]:
 def _dense_blocks(s: Sketches) -> list[tuple[int, NDArray[np.int64]]]:
     """Dense bins in blocks that fit in memory, each with the index of its first row."""
     return [
-        (first, dense(_rows(s, first, min(first + _ROWS_AT_ONCE, len(s)))))
+        (first, dense(cut(s, first, min(first + _ROWS_AT_ONCE, len(s)))))
         for first in range(0, len(s), _ROWS_AT_ONCE)
     ]
-
-
-def _rows(s: Sketches, first: int, last: int) -> Sketches:
-    a, b = s.offsets[first], s.offsets[last]
-    return Sketches(
-        s.counts[first:last],
-        s.sums[first:last],
-        s.extrema[first:last],
-        s.offsets[first : last + 1] - a,
-        s.bin_ids[a:b],
-        s.bin_counts[a:b],
-    )
 
 
 def _quantile_of(name: str) -> float | None:

@@ -62,6 +62,7 @@ class _Trace:
         return self
 
     def begin(self, tap: Tap) -> None:
+        tap.owner.traced()
         call = self.calls.get(tap, 0)
         self.calls[tap] = call + 1
         self.stack.append((tap, call))

@@ -8,7 +8,6 @@ to: when both are still on their way, the step is dropped, and nobody waits.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -18,13 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sonde.capture.rows import Filled
+from sonde.capture.torch.tables import Snapshot
 from sonde.kernels import c, cuda, row
 from sonde.kernels import torch as plain
 from sonde.record import Sketches
 from sonde.sketch import take
 
 _ROWS_PER_PAGE: Final = 256
-_POLL_S: Final = 0.0005
+_KEPT_STRETCHES: Final = 64
 
 
 def table_for(device: torch.device) -> CudaTable:
@@ -55,7 +55,7 @@ class CudaTable:
         self._bases: list[int] = []
         self._gate = torch.zeros(1, dtype=torch.int32, device=device)
         self._stage = [_Stage(device), _Stage(device)]
-        self._work = _Work(device)
+        self._stretches: dict[int, _Stretches] = {}
         self.ensure(_ROWS_PER_PAGE)
 
     @property
@@ -101,16 +101,22 @@ class CudaTable:
 
     def add_many(
         self,
-        indices: Sequence[int],
+        indices: NDArray[np.int64],
         tensors: Sequence[Tensor],
         *,
-        copies: Sequence[Tensor | None] = (),
-        olds: Sequence[Tensor] = (),
+        copies: Snapshot | None = None,
+        olds: Snapshot | None = None,
         gated: bool = False,
     ) -> None:
         others = copies or olds
         mode = cuda.COPY if copies else cuda.DIFFERENCE if olds else cuda.PLAIN
-        table, n = self._work.fill(self._bases, indices, tensors, others)
+        found = self._stretches.get(id(indices))
+        if found is None or found.indices is not indices:
+            if len(self._stretches) >= _KEPT_STRETCHES:
+                self._stretches.clear()
+            found = _Stretches(self.device, self._bases, indices, tensors)
+            self._stretches[id(indices)] = found
+        table, n = found.point(tensors, None if others is None else others.addresses)
         gate = self._gate.data_ptr() if gated else 0
         self._kernel.many(mode, table, n, stream=self._stream(), gate=gate)
 
@@ -137,7 +143,7 @@ class _Stage:
         self._device = device
         self._side = torch.cuda.Stream(device)
         self._copied = torch.cuda.Event()
-        self._arrived = torch.cuda.Event()
+        self._arrived = torch.cuda.Event(blocking=True)
         self._there = torch.empty((0, row.WORDS), dtype=torch.int64, device=device)
         self._here = torch.empty((0, row.WORDS), dtype=torch.int64)
         self.busy = False
@@ -170,96 +176,68 @@ class _CudaRows:
         self.size_bytes = here.nbytes
 
     def sketches(self, rows: NDArray[np.int64]) -> Sketches:
-        while not self._arrived.query():
-            time.sleep(_POLL_S)
+        self._arrived.synchronize()  # sleeps, and lets other threads run
         table = self._here.numpy()
-        found = c.pack(table, rows) if c.available() else take(row.unpack(table), rows)
+        if c.available():
+            found = c.pack(table, rows, empties=False)
+        else:
+            found = take(row.unpack(table), rows)
         self._stage.busy = False
         return found
 
 
-class _Work:
-    """The table of stretches for `many`: built on the host, kept on the device while it holds.
-
-    Parameters and optimizer state stay where they are, so most steps find their table unchanged.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._kept: dict[tuple[int, int], _Stretches] = {}
-
-    def fill(
-        self,
-        bases: Sequence[int],
-        indices: Sequence[int],
-        tensors: Sequence[Tensor],
-        others: Sequence[Tensor | None],
-    ) -> tuple[int, int]:
-        """Address and length of the table on the device."""
-        key = (indices[0], len(indices))
-        found = self._kept.get(key)
-        if found is None or not found.fits(indices, tensors):
-            found = self._kept[key] = _Stretches(self._device, bases, indices, tensors)
-        return found.point(tensors, others)
-
-
 class _Stretches:
-    """The stretches of some tensors: fixed lengths and rows, addresses that may change."""
+    """The table of stretches for `many`: fixed lengths and rows, addresses that may change.
+
+    Built on the host and kept on the device while it holds: parameters and optimizer state stay
+    where they are, so most steps find their table unchanged.
+    """
 
     def __init__(
         self,
         device: torch.device,
         bases: Sequence[int],
-        indices: Sequence[int],
+        indices: NDArray[np.int64],
         tensors: Sequence[Tensor],
     ) -> None:
-        self._indices = list(indices)
-        self._sizes = [(x.numel(), x.dtype) for x in tensors]
+        self.indices = indices  # kept: its identity stands for these tensors
         counts = np.array([x.numel() for x in tensors], dtype=np.int64)
         widths = np.array([x.element_size() for x in tensors], dtype=np.int64)
+        codes = np.array([cuda.DTYPES[plain.DTYPES[x.dtype]] for x in tensors], dtype=np.int64)
+        pages = np.array(bases, dtype=np.int64)
+        addresses = pages[indices >> 8] + (indices & 255) * row.ROW_BYTES
         pieces = -(-counts // cuda.STRETCH)
         which = np.repeat(np.arange(len(tensors)), pieces)
         nth = np.arange(len(which)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        codes = np.array([cuda.DTYPES[plain.DTYPES[x.dtype]] for x in tensors], dtype=np.int64)
-        addresses = np.array(
-            [bases[i >> 8] + (i & 255) * row.ROW_BYTES for i in indices], dtype=np.int64
-        )
         self._which = which
         self._offsets = nth * cuda.STRETCH * widths[which]
-        self._n = len(which)
-        shape = (self._n, cuda.STRETCH_WORDS)
-        self._pinned = torch.empty(shape, dtype=torch.int64, pin_memory=True)
-        self._table = torch.empty(shape, dtype=torch.int64, device=device)
+        self._words = np.zeros((len(which), cuda.STRETCH_WORDS), dtype=np.int64)
+        self._words[:, 2] = np.minimum(cuda.STRETCH, counts[which] - nth * cuda.STRETCH)
+        self._words[:, 3] = addresses[which]
+        self._words[:, 4] = codes[which]
+        self._table = torch.empty(self._words.shape, dtype=torch.int64, device=device)
+        self._pinned = torch.empty(self._words.shape, dtype=torch.int64, pin_memory=True)
         self._sent = torch.cuda.Event()
-        words = self._pinned.numpy()
-        words[:, 2] = np.minimum(cuda.STRETCH, counts[which] - nth * cuda.STRETCH)
-        words[:, 3] = addresses[which]
-        words[:, 4] = codes[which]
-        words[:, 5] = 0
-        self._pointers: tuple[Any, ...] = ()
+        self._at: list[int] = []
+        self._others: NDArray[np.int64] | None = None
 
-    def fits(self, indices: Sequence[int], tensors: Sequence[Tensor]) -> bool:
-        return self._indices == list(indices) and all(
-            x.numel() == n and x.dtype is d for x, (n, d) in zip(tensors, self._sizes, strict=True)
-        )
-
-    def point(self, tensors: Sequence[Tensor], others: Sequence[Tensor | None]) -> tuple[int, int]:
-        """Put in where the tensors lie now, and send the table if anything moved."""
-        pointers = (
-            tuple(x.data_ptr() for x in tensors),
-            tuple(0 if x is None else x.data_ptr() for x in others),
-        )
-        if pointers != self._pointers:
+    def point(self, tensors: Sequence[Tensor], others: NDArray[np.int64] | None) -> tuple[int, int]:
+        """Address and length of the table on the device, where the tensors lie now."""
+        at = [x.data_ptr() for x in tensors]
+        if at != self._at or not _same(others, self._others):
+            self._words[:, 0] = np.array(at, dtype=np.int64)[self._which] + self._offsets
+            self._words[:, 1] = 0 if others is None else others[self._which] + self._offsets
             if not self._sent.query():
                 # The last table is still on its way: never wait for it, write another one.
-                self._pinned = self._pinned.clone().pin_memory()
-            words = self._pinned.numpy()
-            words[:, 0] = np.array(pointers[0], dtype=np.int64)[self._which] + self._offsets
-            words[:, 1] = 0
-            if others:
-                base = np.array(pointers[1], dtype=np.int64)[self._which]
-                words[:, 1] = np.where(base == 0, 0, base + self._offsets)
+                self._pinned = torch.empty_like(self._pinned, pin_memory=True)
+            self._pinned.numpy()[:] = self._words
             self._table.copy_(self._pinned, non_blocking=True)
             self._sent.record(torch.cuda.current_stream(self._table.device))
-            self._pointers = pointers
-        return self._table.data_ptr(), self._n
+            self._at, self._others = at, others
+        return self._table.data_ptr(), len(self._words)
+
+
+def _same(a: NDArray[np.int64] | None, b: NDArray[np.int64] | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a is b or np.array_equal(a, b)

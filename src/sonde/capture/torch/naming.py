@@ -121,6 +121,11 @@ class Structure:
         self._regions = {path for path, m in _walk(model) if path and _is_compiled(m)}
         self._print = self._fingerprint()
 
+    @property
+    def has_regions(self) -> bool:
+        """Whether parts of the model are compiled by themselves."""
+        return bool(self._regions)
+
     def is_in_region(self, path: str) -> bool:
         """Whether the module there belongs to a part of the model that is compiled by itself."""
         return any(path == r or path.startswith(f"{r}.") for r in self._regions)

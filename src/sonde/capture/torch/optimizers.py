@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final
 from weakref import ref
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import _disable_current_modes
 
 from sonde.capture.drain import Later
 from sonde.capture.leaves import leaves
 from sonde.capture.rows import Spot
 from sonde.capture.torch.hooks import MAX_SLOTS
 from sonde.capture.torch.naming import Named
+from sonde.capture.torch.recorder import Bundle, Kept
 from sonde.capture.torch.session import Capture
 from sonde.record import Event, Kind
 
-SKIPPED = "the optimizer left the parameters alone: gradients not finite"
+_AFTER: Final = "after the update"
+SKIPPED: Final = "the optimizer left the parameters alone: gradients not finite"
 
 
 class _Watched:
@@ -41,6 +45,43 @@ class _Watched:
         self.spots: dict[tuple[Kind, str], Spot] = {}
 
 
+class Members:
+    """Watched parameters that go together, and what was prepared for each kind.
+
+    Keeps none of them alive. Their owner asks for them only while they live.
+    """
+
+    __slots__ = ("bundles", "watched")
+
+    def __init__(self, known: list[tuple[_Watched, Tensor]]) -> None:
+        self.watched = [w for w, _ in known]
+        self.bundles: dict[tuple[Kind, str], Bundle] = {}
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [w.parameter() for w in self.watched]  # type: ignore[misc]  # see above
+
+
+class Party:
+    """The watched parameters of one optimizer (or of none), those that train and those that do not.
+
+    `kept` are copies of the former while the optimizer is at work.
+    """
+
+    __slots__ = ("changing", "kept", "signs", "state", "state_names", "still", "version")
+
+    def __init__(
+        self, version: int, signs: list[tuple[int, bool]], known: list[tuple[_Watched, Tensor]]
+    ) -> None:
+        self.version = version
+        self.signs = signs
+        self.changing = Members([(w, p) for w, p in known if p.requires_grad])
+        self.still = Members([(w, p) for w, p in known if not p.requires_grad])
+        self.kept: Kept = ()
+        self.state: Bundle | None = None
+        self.state_names: list[tuple[int, str]] = []
+
+
 class Optimizers:
     """Hooks on the optimizers of a model. The last optimizer of the list ends the step."""
 
@@ -48,7 +89,7 @@ class Optimizers:
         self._capture = capture
         self._optimizers = [ref(o) for o in optimizers]
         self._watched: dict[int, _Watched] = {}
-        self._before: dict[int, tuple[Tensor, Tensor]] = {}
+        self._parties: dict[int, Party] = {}
         self._stepped: set[int] = set()
         self._off: set[str] = set()
         self._version = -1
@@ -64,7 +105,7 @@ class Optimizers:
     def close(self) -> None:
         for handle in self._handles:
             handle.remove()
-        self._before.clear()
+        self._parties.clear()
 
     # -- hooks ---------------------------------------------------------------------------------
 
@@ -74,7 +115,7 @@ class Optimizers:
         self._guarded("before the update", lambda: self._see_before(optimizer, with_gradients))
 
     def _post(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._guarded("after the update", lambda: self._see_after(optimizer, args, kwargs))
+        self._guarded(_AFTER, lambda: self._see_after(optimizer, args, kwargs))
         if optimizer is self._optimizers[-1]():
             self._end()
 
@@ -84,8 +125,10 @@ class Optimizers:
 
     def about_to_clip(self, parameters: Sequence[Tensor]) -> None:
         """Gradients before clipping, under the slot `weight/before_clip`."""
-        suffix = "/before_clip"
-        self._guarded("before clipping", lambda: self._see_gradients(parameters, None, suffix))
+        self._guarded("before clipping", lambda: self._see_clipped(parameters))
+
+    def _see_clipped(self, parameters: Sequence[Tensor]) -> None:
+        self._see_gradients(self._party(-2, list(parameters)), None, "/before_clip")
 
     def scaler_begins(self, optimizer: object) -> None:
         """`GradScaler.step` was called for the optimizer, and may or may not run it."""
@@ -109,11 +152,15 @@ class Optimizers:
 
     def begin_by_hand(self) -> None:
         """The first pass of a step, when no optimizer is known: parameters as they are used."""
-        self._guarded("parameters", lambda: self._see_parameters(self._all(), changing=True))
+        self._guarded("parameters", lambda: self._see_parameters(self._everybody()))
 
     def _end(self) -> None:
-        self._before.clear()
+        self._forget_kept()
         self._capture.end_step()
+
+    def _forget_kept(self) -> None:
+        for party in self._parties.values():
+            party.kept = ()
 
     def _guarded(self, part: str, see: Callable[[], None]) -> None:
         """Look, if this step is recorded. Training goes on: what fails is switched off."""
@@ -122,12 +169,13 @@ class Optimizers:
             return
         began = time.perf_counter_ns()
         try:
-            with capture.lock:
-                self._select()
+            with capture.lock, _without_modes():
+                if part != _AFTER:  # nobody changes the model while the optimizer is at work
+                    self._select()
                 see()
         except Exception as error:
             self._off.add(part)
-            self._before.clear()
+            self._forget_kept()
             capture.troubles.failed(part, error)
         finally:
             capture.spent_ns += time.perf_counter_ns() - began
@@ -141,103 +189,108 @@ class Optimizers:
     # -- seeing --------------------------------------------------------------------------------
 
     def _see_before(self, optimizer: Optimizer, with_gradients: bool) -> None:
-        own = _parameters_of(optimizer)
-        others = self._orphans() if optimizer is self._optimizers[-1]() else []
-        self._see_parameters(own, changing=True)
-        self._see_parameters(others, changing=False)
+        own = self._own(optimizer)
+        others = self._orphans() if optimizer is self._optimizers[-1]() else None
+        for party in (own, others):
+            if party is not None:
+                self._see_parameters(party)
         if with_gradients:
             self._see_gradients(own, getattr(optimizer, "grad_scale", None))
-            self._see_gradients(others, None)
+            if others is not None:
+                self._see_gradients(others, None)
 
     def _see_after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        parameters = _parameters_of(optimizer)
+        own = self._own(optimizer)
         if _has_closure(optimizer, args, kwargs):
-            self._see_gradients(parameters, None)
-        self._see_updates(parameters)
-        self._see_state(optimizer)
+            self._see_gradients(own, None)
+        self._see_updates(own)
+        self._see_state(optimizer, own)
         found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
         if found_inf is not None:
             self._tell_if(found_inf)
 
     def _see_by_hand(self) -> None:
-        parameters = self._all()
-        if not self._before:
-            self._see_parameters(parameters, changing=False)
-        self._see_gradients(parameters, None)
-        self._see_updates(parameters)
+        party = self._everybody()
+        if not party.kept:
+            self._see_parameters(party, keep=False)
+        self._see_gradients(party, None)
+        self._see_updates(party)
 
-    def _see_parameters(self, parameters: Sequence[Tensor], *, changing: bool) -> None:
+    def _see_parameters(self, party: Party, *, keep: bool = True) -> None:
         """Parameters as they are now, and a copy of each that is about to change."""
-        kinds = self._capture.plan.kinds
-        known = [(w, p) for p in parameters if (w := self._known(p)) is not None]
-        copies: list[Tensor | None] = [None] * len(known)
-        if changing and "update" in kinds:
-            copies = [torch.empty_like(p) if p.requires_grad else None for _, p in known]
-            self._before.update(
-                (id(p), (p, copy))
-                for (_, p), copy in zip(known, copies, strict=True)
-                if copy is not None
-            )
+        recorder, kinds = self._capture.recorder, self._capture.plan.kinds
+        changing = party.changing.tensors
+        if keep and "update" in kinds and changing:
+            bundle = self._bundle(party.changing, changing, "param")
+            party.kept = recorder.keep(bundle, changing, sketches="param" in kinds)
+        elif "param" in kinds:
+            self._add(party.changing, "param")
         if "param" in kinds:
-            self._add("param", [(w, "", p) for w, p in known], copies=copies)
-        else:
-            with torch.no_grad():
-                for (_, p), copy in zip(known, copies, strict=True):
-                    if copy is not None:
-                        copy.copy_(p)
+            self._add(party.still, "param")
 
-    def _see_gradients(
-        self, parameters: Sequence[Tensor], scale: Tensor | None, suffix: str = ""
-    ) -> None:
+    def _see_gradients(self, party: Party, scale: Tensor | None, suffix: str = "") -> None:
         if "param_grad" not in self._capture.plan.kinds:
             return
-        found = []
-        for p in parameters:
-            watched = self._known(p)
-            if watched is not None and (grad := p.grad) is not None:
+        for members in (party.changing, party.still):
+            tensors = members.tensors
+            grads = [p.grad for p in tensors]
+            if scale is not None:
                 # A fused optimizer unscales inside its own kernel: do the same on the side.
-                found.append((watched, suffix, grad if scale is None else grad / scale))
-        self._add("param_grad", found)
+                grads = [None if g is None else g / scale for g in grads]
+            if any(g is not None for g in grads):
+                bundle = self._bundle(members, tensors, "param_grad", suffix)
+                self._capture.recorder.add_together(bundle, grads)
 
-    def _see_updates(self, parameters: Sequence[Tensor]) -> None:
-        found: list[tuple[_Watched, str, Tensor]] = []
-        olds: list[Tensor] = []
-        for p in parameters:
-            watched = self._known(p)
-            kept = self._before.pop(id(p), None)
-            if watched is not None and kept is not None and kept[0] is p:
-                found.append((watched, "", p))
-                olds.append(kept[1])
-        self._add("update", found, olds=olds)
+    def _see_updates(self, party: Party) -> None:
+        kept, party.kept = party.kept, ()
+        if kept:
+            tensors = party.changing.tensors
+            bundle = self._bundle(party.changing, tensors, "update")
+            self._capture.recorder.add_changes(bundle, tensors, kept)
 
-    def _see_state(self, optimizer: Optimizer) -> None:
+    def _see_state(self, optimizer: Optimizer, party: Party) -> None:
         if "optim" not in self._capture.plan.kinds:
             return
-        found = []
-        for p in _parameters_of(optimizer):
-            watched = self._known(p)
-            if watched is None or p not in optimizer.state:
+        names: list[tuple[int, str]] = []
+        tensors: list[Tensor] = []
+        members = party.changing
+        for k, p in enumerate(members.tensors):
+            state = optimizer.state.get(p)
+            if not state:
                 continue
-            for key, value in optimizer.state[p].items():
+            for key, value in state.items():
                 if key == "step":
                     continue
                 if isinstance(value, Tensor):
-                    found.append((watched, f"/{key}", value))
+                    names.append((k, key))
+                    tensors.append(value)
                     continue
                 for slot, x in leaves(value, Tensor, MAX_SLOTS):
-                    found.append((watched, f"/{key}.{slot}", x))
-        self._add("optim", found)
+                    names.append((k, f"{key}.{slot}"))
+                    tensors.append(x)
+        if not tensors:
+            return
+        if names != party.state_names:
+            spots = [_spot(members.watched[k], "optim", f"/{name}") for k, name in names]
+            party.state_names = names
+            party.state = self._capture.recorder.prepare(spots, tensors)
+        assert party.state is not None
+        self._capture.recorder.add_together(party.state, tensors)
 
-    def _add(
-        self,
-        kind: Kind,
-        found: Sequence[tuple[_Watched, str, Tensor]],
-        *,
-        copies: Sequence[Tensor | None] = (),
-        olds: Sequence[Tensor] = (),
-    ) -> None:
-        spots = [(_spot(watched, kind, suffix), x) for watched, suffix, x in found]
-        self._capture.recorder.add_many(spots, copies=copies, olds=olds)
+    def _add(self, members: Members, kind: Kind) -> None:
+        if tensors := members.tensors:
+            bundle = self._bundle(members, tensors, kind)
+            self._capture.recorder.add_together(bundle, tensors)
+
+    def _bundle(
+        self, members: Members, tensors: list[Tensor], kind: Kind, suffix: str = ""
+    ) -> Bundle:
+        found = members.bundles.get((kind, suffix))
+        if found is None or not found.fits(tensors):
+            spots = [_spot(w, kind, suffix) for w in members.watched]
+            found = self._capture.recorder.prepare(spots, tensors)
+            members.bundles[kind, suffix] = found
+        return found
 
     # -- parameters ----------------------------------------------------------------------------
 
@@ -258,13 +311,30 @@ class Optimizers:
                 known = _Watched(named)
             self._watched[id(parameter)] = known
 
+    def _own(self, optimizer: Optimizer) -> Party:
+        """The watched parameters of an optimizer."""
+        return self._party(id(optimizer), _parameters_of(optimizer))
+
+    def _everybody(self) -> Party:
+        """All watched parameters."""
+        return self._party(0, self._all())
+
+    def _orphans(self) -> Party | None:
+        """Parameters that no optimizer trains: frozen, or forgotten. None if there are none."""
+        trained = {id(p) for o in self._optimizers if (it := o()) for p in _parameters_of(it)}
+        found = [p for p in self._all() if id(p) not in trained]
+        return self._party(-1, found) if found else None
+
+    def _party(self, key: int, parameters: list[Tensor]) -> Party:
+        found = self._parties.get(key)
+        signs = [(id(p), p.requires_grad) for p in parameters]
+        if found is None or found.signs != signs or found.version != self._version:
+            known = [(w, p) for p in parameters if (w := self._known(p)) is not None]
+            found = self._parties[key] = Party(self._version, signs, known)
+        return found
+
     def _all(self) -> list[Tensor]:
         return [p for named in self._capture.structure.parameters if (p := named.ref()) is not None]
-
-    def _orphans(self) -> list[Tensor]:
-        """Parameters that no optimizer trains: frozen, or forgotten."""
-        trained = {id(p) for o in self._optimizers if (it := o()) for p in _parameters_of(it)}
-        return [p for p in self._all() if id(p) not in trained]
 
     def _known(self, parameter: Tensor) -> _Watched | None:
         # By identity: tensors compare by value, so no weak dictionary can hold them.
@@ -272,6 +342,11 @@ class Optimizers:
         if watched is not None and watched.parameter() is parameter:
             return watched
         return None
+
+
+def _without_modes() -> AbstractContextManager[object]:
+    """Parameters are real, whatever a mode of torch's would make of a copy: a fake, maybe."""
+    return nullcontext() if not torch._C._len_torch_dispatch_stack() else _disable_current_modes()
 
 
 def _spot(watched: _Watched, kind: Kind, suffix: str) -> Spot:

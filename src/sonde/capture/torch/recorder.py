@@ -7,14 +7,16 @@ the capture serialises.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sonde.capture.drain import Drain, End, Part
-from sonde.capture.rows import Row, Rows, Spot
-from sonde.capture.torch.tables import Sketcher, difference
+from sonde.capture.rows import Group, Row, Rows, Spot
+from sonde.capture.torch.tables import Sketcher, Snapshot, difference
 from sonde.capture.torch.troubles import Troubles
 from sonde.kernels import torch as plain
 from sonde.kernels.torch import Unsupported, name_of
@@ -24,6 +26,8 @@ MAX_ROWS: Final = 1 << 16
 """Rows per device, 1 GiB: sites beyond are skipped and counted."""
 
 Tables = Callable[[torch.device], Sketcher]
+Kept = Sequence["Snapshot | Tensor"]
+"""Copies of a bundle's tensors: one for each share, then one for each odd tensor."""
 
 
 class Recorder:
@@ -84,53 +88,105 @@ class Recorder:
         return opened
 
     @torch.no_grad()
-    def add_many(
-        self,
-        found: Sequence[tuple[Spot, Tensor]],
-        *,
-        copies: Sequence[Tensor | None] = (),
-        olds: Sequence[Tensor] = (),
-    ) -> None:
-        """Sketch many tensors: per device in one go where they are dense, one by one where not.
+    def add_together(self, bundle: Bundle, tensors: Sequence[Tensor | None]) -> None:
+        """Sketch the tensors of a bundle, those that are there: per device in one go."""
+        if bundle.fits(tensors):
+            for share in bundle.shares:
+                self._add_share(share, share.of(tensors), None)
+            for k in bundle.odd:
+                self._add_odd(bundle, k, tensors[k])
+            return
+        for share in bundle.shares:
+            some = [i for i, k in enumerate(share.positions) if bundle.fits_at(k, tensors[k])]
+            own = [x for i in some if (x := tensors[share.positions[i]]) is not None]
+            if own:
+                self._add_share(share, own, some)
+        for k, x in enumerate(tensors):
+            if k in bundle.odd or (x is not None and not bundle.fits_at(k, x)):
+                self._add_odd(bundle, k, x)
 
-        With `copies`, each tensor that has one is copied there on the way. With `olds`, it is the
-        difference to these that is sketched.
-        """
-        batches: dict[Rows, _Batch] = {}
-        for i, (spot, x) in enumerate(found):
-            copy = copies[i] if copies else None
-            old = olds[i] if olds else None
-            rows = self._rows_of(x.device)
-            if (
-                plain.is_plain(x)
-                and plain.is_dense(x)
-                and x.numel()
-                and (old is None or old.stride() == x.stride())
-            ):
-                if spot.dtype is not x.dtype or spot.rows is not rows:
-                    spot = self._declared(spot, x, rows)
-                row = None if spot.off else self._open(spot, rows)
-                if row is not None:
-                    batch = batches.get(rows)
-                    if batch is None:
-                        batch = batches[rows] = _Batch()
-                    batch.put(spot, row.index, x, copy, old)
-                    continue
-            elif not spot.off:
-                self.add(spot, x.detach() if old is None else difference(x, old))
-            if copy is not None:
-                copy.copy_(x)
-        for rows, batch in batches.items():
-            self._give(rows, batch)
+    @torch.no_grad()
+    def keep(self, bundle: Bundle, tensors: Sequence[Tensor], *, sketches: bool) -> Kept:
+        """Copy the tensors of a bundle, and sketch them in the same go if asked."""
+        kept: list[Snapshot | Tensor] = []
+        for share in bundle.shares:
+            own = share.of(tensors)
+            copies = Snapshot(own, share.offsets)
+            if sketches:
+                self._add_share(share, own, None, copies=copies)
+            else:
+                own = [x.detach() for x in own]
+                torch._foreach_copy_([copies.like(i, x) for i, x in enumerate(own)], own)
+            kept.append(copies)
+        for k in bundle.odd:
+            if sketches:
+                self._add_odd(bundle, k, tensors[k])
+            kept.append(tensors[k].detach().clone())
+        return kept
+
+    @torch.no_grad()
+    def add_changes(self, bundle: Bundle, tensors: Sequence[Tensor], since: Kept) -> None:
+        """Sketch how much the tensors changed since they were kept, in a bundle just like this."""
+        for share, olds in zip(bundle.shares, since, strict=False):
+            assert isinstance(olds, Snapshot)
+            self._add_share(share, share.of(tensors), None, olds=olds)
+        for k, old in zip(bundle.odd, since[len(bundle.shares) :], strict=True):
+            assert isinstance(old, Tensor)
+            self._add_odd(bundle, k, difference(tensors[k], old))
+
+    def prepare(self, spots: list[Spot], tensors: Sequence[Tensor]) -> Bundle:
+        """A bundle for tensors like these: their sites are declared, dense ones get rows."""
+        bundle = Bundle(spots, tensors)
+        dense: dict[Rows, list[int]] = {}
+        for k, x in enumerate(tensors):
+            if plain.is_plain(x) and plain.is_dense(x) and x.numel():
+                dense.setdefault(self._rows_of(x.device), []).append(k)
+            else:
+                bundle.odd.append(k)
+        for rows, positions in dense.items():
+            own = [tensors[k] for k in positions]
+            declared = [self._declared(spots[k], tensors[k], rows) for k in positions]
+            group = rows.new_group([spot.id for spot in declared])
+            if group is None:
+                for spot in declared:
+                    self._troubles.skip(
+                        spot.site.name, f"more than {rows.limit} rows on one device"
+                    )
+                continue
+            bundle.shares.append(Share(rows, group, positions, Snapshot.offsets_of(own)))
+        return bundle
+
+    def _add_share(
+        self,
+        share: Share,
+        tensors: Sequence[Tensor],
+        some: list[int] | None,
+        *,
+        copies: Snapshot | None = None,
+        olds: Snapshot | None = None,
+    ) -> None:
+        group = share.group
+        share.rows.touch_group(group, some)
+        indices = group.indices if some is None else group.indices[some]
+        table: Sketcher = share.rows.table  # type: ignore[assignment]
+        try:
+            table.add_many(indices, tensors, copies=copies, olds=olds)
+        except BaseException:
+            share.rows.forget_group(group)
+            raise
+
+    def _add_odd(self, bundle: Bundle, k: int, x: Tensor | None) -> None:
+        if x is not None and not bundle.spots[k].off:
+            self.add(bundle.spots[k], x.detach())
 
     # -- windows out ---------------------------------------------------------------------------
 
     def hand_over(self, step_of: Callable[[str], int]) -> None:
         """Give what was filled so far to the drain; drop the step if that would mean to wait."""
         for rows in self._devices.values():
-            if not rows.window.touched:
+            if not rows.window.phases:
                 continue
-            steps = {phase: step_of(phase) for phase in rows.window.touched}
+            steps = {phase: step_of(phase) for phase in rows.window.phases}
             table: Sketcher = rows.table  # type: ignore[assignment]
             if self._drain.has_room and table.can_take and self._dropped.isdisjoint(steps.items()):
                 filled, window = rows.take()
@@ -186,35 +242,47 @@ class Recorder:
             self._troubles.skip(spot.site.name, f"more than {rows.limit} rows on one device")
         return row
 
-    def _give(self, rows: Rows, batch: _Batch) -> None:
-        table: Sketcher = rows.table  # type: ignore[assignment]
-        copies = batch.copies if any(x is not None for x in batch.copies) else ()
-        try:
-            table.add_many(batch.indices, batch.tensors, copies=copies, olds=batch.olds)
-        except BaseException:
-            for spot in batch.spots:
-                rows.forget(spot)
-            raise
+
+class Share(NamedTuple):
+    """The tensors of a bundle that are dense and on one device."""
+
+    rows: Rows
+    group: Group
+    positions: list[int]
+    offsets: NDArray[np.int64]
+
+    def of(self, tensors: Sequence[Any]) -> Sequence[Tensor]:
+        """Those of the tensors that are this share."""
+        if len(self.positions) == len(tensors):
+            return tensors
+        return [tensors[k] for k in self.positions]
 
 
-class _Batch:
-    """Tensors of one device, to be sketched together."""
+class Bundle:
+    """Sites whose tensors are seen together, again and again: all parameters of an optimizer.
 
-    __slots__ = ("copies", "indices", "olds", "spots", "tensors")
+    What can be prepared for them is prepared once: a step costs little more than a launch.
+    """
 
-    def __init__(self) -> None:
-        self.spots: list[Spot] = []
-        self.indices: list[int] = []
-        self.tensors: list[Tensor] = []
-        self.copies: list[Tensor | None] = []
-        self.olds: list[Tensor] = []
+    __slots__ = ("odd", "shares", "sizes", "spots")
 
-    def put(
-        self, spot: Spot, index: int, x: Tensor, copy: Tensor | None, old: Tensor | None
-    ) -> None:
-        self.spots.append(spot)
-        self.indices.append(index)
-        self.tensors.append(x)
-        self.copies.append(copy)
-        if old is not None:
-            self.olds.append(old)
+    def __init__(self, spots: list[Spot], tensors: Sequence[Tensor]) -> None:
+        self.spots = spots
+        self.shares: list[Share] = []
+        self.odd: list[int] = []
+        self.sizes = [(x.numel(), x.dtype, x.get_device(), x.stride()) for x in tensors]
+
+    def fits(self, tensors: Sequence[Tensor | None]) -> bool:
+        """Whether all are there, and as they were prepared for."""
+        return len(tensors) == len(self.sizes) and all(
+            x is not None
+            and x.numel() == n
+            and x.dtype is d
+            and x.get_device() == v
+            and x.stride() == s
+            for x, (n, d, v, s) in zip(tensors, self.sizes, strict=True)
+        )
+
+    def fits_at(self, k: int, x: Tensor | None) -> bool:
+        """Whether this one is there, and as it was prepared for."""
+        return x is not None and (x.numel(), x.dtype, x.get_device(), x.stride()) == self.sizes[k]

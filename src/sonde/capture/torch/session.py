@@ -27,6 +27,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.fx import _symbolic_trace
 from torch.nn.utils.parametrize import ParametrizationList
 
 from sonde.capture.drain import Drain, Numbers
@@ -34,10 +35,10 @@ from sonde.capture.leaves import leaves
 from sonde.capture.plan import Plan, Schedule
 from sonde.capture.rows import Spot
 from sonde.capture.torch import compiled, graphing, naming
-from sonde.capture.torch.hooks import MAX_SLOTS, GradHook, inputs
+from sonde.capture.torch.collector import Collector
+from sonde.capture.torch.hooks import MAX_SLOTS, inputs
 from sonde.capture.torch.passes import (
     Checkpoints,
-    Leaves,
     Pass,
     current_backward,
     is_inside_call_of,
@@ -70,6 +71,7 @@ class Capture:
         self.lock = threading.RLock()
         self.troubles = Troubles(drain, strict=plan.strict)
         self.recorder = Recorder(drain, self.troubles, tables)
+        self.collector = Collector(self, self.recorder, self.troubles)
         self.structure = naming.Structure(model)
         self.taps = Taps(self, self.structure, self.troubles)
         self.begun: Callable[[], None] = lambda: None
@@ -86,9 +88,10 @@ class Capture:
         self._recording = False
         self._forced: str | None = None
         self._paused = 0
+        self._may_rest = True
+        self._passes_begun = 0
         self._phase = "train"
         self._passes: dict[int, Pass] = {}
-        self._leaves = Leaves()
         self._checkpoints = Checkpoints()
         self._graph = graphing.taker(model, drain, self.troubles, plan.max_calls)
         self._begin()
@@ -150,7 +153,7 @@ class Capture:
                 return
             self.is_closed = self.asleep = True
             self.taps.remove()
-            self._leaves.clear()
+            self.collector.clear()
             self.recorder.hand_over(self._step_of)
             self.recorder.end_phases(besides="")
             self._graph.close(step=self.step)
@@ -188,13 +191,15 @@ class Capture:
         began = time.perf_counter_ns()
         try:
             with self.lock:
-                row = None
-                for spot in spots:
-                    row = self.recorder.add(spot, grad, row)
+                self.collector.gradient(spots, grad)
         except Exception as error:
             self.troubles.failed(spots[0].site.name, error)
         finally:
             self.spent_ns += time.perf_counter_ns() - began
+
+    def traced(self) -> None:
+        self._may_rest = False
+        self._wake()
 
     def compiled(self, tap: Tap, kind: Kind, call: int, slot: str, x: Tensor) -> None:
         """A tap in compiled code ran: what an eager hook does, without telling tensors apart.
@@ -212,8 +217,8 @@ class Capture:
                     wanted = current_backward() == -1 and self._in_compiled_pass(at)
                 if wanted:
                     self._graph.compiled(step=self.step)
-                if wanted and not self._too_many(tap, call):
-                    self.recorder.add(self._spot(tap, kind, call, slot, at.phase), x)
+                if wanted and not self.collector.too_many(tap, call):
+                    self.collector.add(tap, at, kind, call, slot, x)
         except Exception as error:
             self._tap_failed(tap, error)
         finally:
@@ -237,12 +242,12 @@ class Capture:
             with self.lock:
                 if not is_redone:
                     self._graph.attach(name, x)
-                if not tap.selected or self._too_many(tap, call):
+                if not tap.selected or self.collector.too_many(tap, call):
                     return
                 if "attach" in self.plan.kinds and not is_redone:
-                    self._value(tap, at, "attach", call, name, x)
+                    self.collector.value(tap, at, "attach", call, name, x)
                 if "attach_grad" in self.plan.kinds:
-                    self._watch_gradient(tap, at, "attach_grad", call, name, x)
+                    self.collector.watch_gradient(tap, at, "attach_grad", call, name, x)
         except Exception as error:
             self._tap_failed(tap, error)
 
@@ -282,12 +287,12 @@ class Capture:
             here = get_ident()
             self._passes = {i: p for i, p in self._passes.items() if p.stack and i != here}
             self._checkpoints.clear()
-            self._leaves.clear()
+            self.collector.clear()
             self._begin()
 
     def _notice_silence(self) -> None:
-        """A step without a pass: what was compiled before we came does not call our hooks."""
-        if self._between and self.plan.kinds & MODULE_KINDS and not self._paused:
+        """Never yet a pass: what was compiled before we came does not call our hooks."""
+        if not self._passes_begun and self.plan.kinds & MODULE_KINDS and not self._paused:
             self.troubles.unseen()
 
     # -- passes --------------------------------------------------------------------------------
@@ -299,14 +304,26 @@ class Capture:
             self._recording = False
             self.troubles.failed("every", error)
         self._settle()
+        if self._recording:
+            self._wake()
+        elif self._may_rest and self._forced is None and self._passes_begun > 1:
+            self.taps.rest()
 
     def _settle(self) -> None:
         """Work out whether hooks have anything to do before the next step ends."""
         idle = not self._recording and self._forced is None
         self.asleep = self.is_closed or self._paused > 0 or (idle and not self._between)
 
+    def _wake(self) -> None:
+        """Have all hooks in place: what comes is to be recorded, or compiled."""
+        if self.taps.wake():
+            self._may_rest = False
+            self.troubles.tell("recompiled", "code compiled while nothing was recorded, again")
+
     def _switch(self, forced: str | None) -> None:
         with self.lock:
+            if forced is not None:
+                self._wake()
             self.recorder.hand_over(self._step_of)
             self.recorder.end_phases(besides="train")
             self._forced = forced
@@ -336,6 +353,7 @@ class Capture:
             if phase != self._phase:
                 self.recorder.end_phases(besides="train")
         self._phase = phase
+        self._passes_begun += 1
         at.begin(phase)
         if phase == "train" and self._between:
             self._between = False
@@ -367,6 +385,7 @@ class Capture:
             if isinstance(module, ParametrizationList):
                 at.stack.append((tap, -1))  # somebody looks at a parametrized weight
                 return
+            self._may_rest &= tap.is_root  # a part that is called by itself must be noticed
             self._start_pass(at)
         call = -1 if at.is_outside else at.next_call(tap)
         at.stack.append((tap, call))
@@ -375,13 +394,13 @@ class Capture:
         if len(at.stack) == 1:
             self._graph.begin(tap.path, module, args, kwargs, step=self.step)
         self._checkpoints.forward(tap, call)
-        if (tap.input or tap.input_grad) and not self._too_many(tap, call):
+        if (tap.input or tap.input_grad) and not self.collector.too_many(tap, call):
             found = inputs(args, kwargs, MAX_SLOTS + 1)
-            for slot, x in self._limited(tap, found):
+            for slot, x in self.collector.limited(tap, found):
                 if tap.input:
-                    self._value(tap, at, "input", call, slot, x)
+                    self.collector.value(tap, at, "input", call, slot, x)
                 if tap.input_grad:
-                    self._watch_gradient(tap, at, "input_grad", call, slot, x)
+                    self.collector.watch_gradient(tap, at, "input_grad", call, slot, x)
 
     def _leave(self, tap: Tap, module: nn.Module, output: Any) -> None:
         if _is_foreign(tap, module):
@@ -399,17 +418,23 @@ class Capture:
         else:
             call = self._enter_and_leave(tap, at)
         wanted = tap.output or tap.output_grad
-        if call < 0 or not wanted or not self._wants(at.phase) or self._too_many(tap, call):
+        if (
+            call < 0
+            or not wanted
+            or not self._wants(at.phase)
+            or self.collector.too_many(tap, call)
+        ):
             return
-        for slot, x in self._limited(tap, leaves(output, Tensor, MAX_SLOTS + 1)):
+        for slot, x in self.collector.limited(tap, leaves(output, Tensor, MAX_SLOTS + 1)):
             if tap.output and not is_redone:
-                self._value(tap, at, "output", call, slot, x)
+                self.collector.value(tap, at, "output", call, slot, x)
             if tap.output_grad:
-                self._watch_gradient(tap, at, "output_grad", call, slot, x)
+                self.collector.watch_gradient(tap, at, "output_grad", call, slot, x)
 
     def _enter_and_leave(self, tap: Tap, at: Pass) -> int:
         """A module with one hook was called: what entering would have done."""
         if not at.stack:
+            self._may_rest = False
             self._start_pass(at)
         if at.is_outside:
             return -1
@@ -424,57 +449,14 @@ class Capture:
         if call is not None:
             at.redone.append((tap, call))
 
-    def _limited(self, tap: Tap, found: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-        if len(found) > MAX_SLOTS:
-            self.troubles.skip(tap.path or ".", f"more than {MAX_SLOTS} tensors in one call")
-            del found[MAX_SLOTS:]
-        return found
-
-    def _too_many(self, tap: Tap, call: int) -> bool:
-        if call < self.plan.max_calls:
-            return False
-        limit = self.plan.max_calls
-        self.troubles.skip(tap.path or ".", f"more than max_calls={limit} calls per pass")
-        return True
-
-    # -- tensors -------------------------------------------------------------------------------
-
-    def _spot(self, tap: Tap, kind: Kind, call: int, slot: str, phase: str) -> Spot:
-        key = (kind, call, slot, phase)
-        found = tap.spots.get(key)
-        if found is None:
-            found = tap.spots[key] = Spot(kind, tap.path, call, slot, tap.type, phase)
-        return found
-
-    def _value(self, tap: Tap, at: Pass, kind: Kind, call: int, slot: str, x: Tensor) -> None:
-        seen = at.look(x)
-        seen.row = self.recorder.add(self._spot(tap, kind, call, slot, at.phase), x, seen.row)
-
-    def _watch_gradient(
-        self, tap: Tap, at: Pass, kind: Kind, call: int, slot: str, x: Tensor
-    ) -> None:
-        if not x.requires_grad:
-            return
-        spot = self._spot(tap, kind, call, slot, at.phase)
-        if spot.off:
-            return
-        if x.grad_fn is None:
-            self._leaves.watch(x, spot, self)
-            return
-        seen = at.look(x)
-        if seen.grad is None:
-            seen.grad = GradHook(self)
-            x.register_hook(seen.grad)
-        seen.grad.spots.append(spot)
-
     def _tap_failed(self, tap: Tap, error: Exception) -> None:
         tap.switch_off()
         self.troubles.failed(tap.path or ".", error)
 
 
 def _is_foreign(tap: Tap, module: nn.Module) -> bool:
-    """Whether this call is none of ours: `torch.jit` traces the model, or the module only borrowed
-    our hook (a shallow copy did, a replica of `DataParallel` is meant to)."""
-    if torch._C._get_tracing_state() is not None:
+    """Whether this call is none of ours: `torch.jit` or `torch.fx` traces the model, or the module
+    only borrowed our hook (a shallow copy did, a replica of `DataParallel` is meant to)."""
+    if torch._C._get_tracing_state() is not None or _symbolic_trace._is_fx_tracing_flag:
         return True
     return tap.module() is not module and not getattr(module, "_is_replica", False)

@@ -24,6 +24,7 @@ from sonde.sketch import take
 _FIRST_ROWS = 64
 _KEPT_TABLES = 3
 """Empty tables kept for the next steps: one being filled, one being read, one in between."""
+_BOUNDARY = 256
 _CODES = {dtype: c.DTYPES[name] for dtype, name in plain.DTYPES.items()}
 
 
@@ -41,17 +42,42 @@ class Sketcher(Table, Protocol):
 
     def add_many(
         self,
-        indices: Sequence[int],
+        indices: NDArray[np.int64],
         tensors: Sequence[Tensor],
         *,
-        copies: Sequence[Tensor | None] = (),
-        olds: Sequence[Tensor] = (),
+        copies: Snapshot | None = None,
+        olds: Snapshot | None = None,
     ) -> None:
         """Add each tensor to its row, in one go. The tensors are dense and on this device.
 
-        With `copies`, each tensor that has one is copied there on the way. With `olds`, it is the
-        difference to these that is sketched.
+        With `copies`, they are copied there on the way. With `olds`, it is the differences to these
+        that are sketched. The same array of indices stands for tensors of the same sizes and
+        dtypes, whenever it is given.
         """
+
+
+class Snapshot:
+    """Room for copies of dense tensors, in one stretch of memory on their device."""
+
+    __slots__ = ("_memory", "_offsets", "addresses")
+
+    def __init__(self, tensors: Sequence[Tensor], offsets: NDArray[np.int64]) -> None:
+        self._offsets = offsets
+        size = int(self._offsets[-1])
+        self._memory = torch.empty(size, dtype=torch.uint8, device=tensors[0].device)
+        self.addresses: NDArray[np.int64] = self._memory.data_ptr() + self._offsets[:-1]
+
+    @staticmethod
+    def offsets_of(tensors: Sequence[Tensor]) -> NDArray[np.int64]:
+        """Where each tensor's copy begins, on boundaries that suit every kernel; then the end."""
+        sizes = [-(-x.nbytes // _BOUNDARY) * _BOUNDARY for x in tensors]
+        return np.cumsum([0, *sizes], dtype=np.int64)
+
+    def like(self, i: int, x: Tensor) -> Tensor:
+        """The i-th copy, as a tensor of the shape and layout of `x`."""
+        first = int(self._offsets[i])
+        flat = self._memory[first : first + x.nbytes].view(x.dtype)
+        return flat.as_strided(x.shape, x.stride())
 
 
 def table_for(device: torch.device) -> Sketcher:
@@ -111,26 +137,26 @@ class HostTable:
 
     def add_many(
         self,
-        indices: Sequence[int],
+        indices: NDArray[np.int64],
         tensors: Sequence[Tensor],
         *,
-        copies: Sequence[Tensor | None] = (),
-        olds: Sequence[Tensor] = (),
+        copies: Snapshot | None = None,
+        olds: Snapshot | None = None,
     ) -> None:
         n = len(indices)
         work = np.zeros((6, n), dtype=np.int64)
-        work[0] = self._address + np.asarray(indices, dtype=np.int64) * row.ROW_BYTES
+        work[0] = self._address + indices * row.ROW_BYTES
         work[1] = [x.data_ptr() for x in tensors]
         work[2] = [x.numel() for x in tensors]
         work[3] = [_CODES[x.dtype] for x in tensors]
-        if copies:
-            work[4] = [0 if x is None else x.data_ptr() for x in copies]
-        if olds:
-            work[5] = [x.data_ptr() for x in olds]
+        if copies is not None:
+            work[4] = copies.addresses
+        if olds is not None:
+            work[5] = olds.addresses
         first = work.ctypes.data
         rows, datas, sizes, codes, to, of = (first + i * n * work.itemsize for i in range(6))
-        threads = torch.get_num_threads()
-        c.add_many(rows, datas, sizes, codes, to if copies else 0, of if olds else 0, n, threads)
+        to, of = to if copies is not None else 0, of if olds is not None else 0
+        c.add_many(rows, datas, sizes, codes, to, of, n, torch.get_num_threads())
 
 
 class _HostRows:
@@ -142,7 +168,10 @@ class _HostRows:
         self.size_bytes = rows.nbytes
 
     def sketches(self, rows: NDArray[np.int64]) -> Sketches:
-        found = c.pack(self._rows, rows)
+        filled, where = np.unique(rows, return_inverse=True)
+        found = c.pack(self._rows, filled)
+        if len(filled) < len(rows) or not np.array_equal(filled, rows):
+            found = take(found, where)
         if len(self._free) < _KEPT_TABLES:
             self._free.append(self._rows)
         return found
@@ -178,17 +207,17 @@ class PlainTable:
 
     def add_many(
         self,
-        indices: Sequence[int],
+        indices: NDArray[np.int64],
         tensors: Sequence[Tensor],
         *,
-        copies: Sequence[Tensor | None] = (),
-        olds: Sequence[Tensor] = (),
+        copies: Snapshot | None = None,
+        olds: Snapshot | None = None,
     ) -> None:
-        for i, (index, x) in enumerate(zip(indices, tensors, strict=True)):
-            plain.add(self._rows, index, difference(x, olds[i]) if olds else x)
-            copy = copies[i] if copies else None
-            if copy is not None:
-                copy.copy_(x)
+        for i, (index, x) in enumerate(zip(indices.tolist(), tensors, strict=True)):
+            x = x.detach()
+            plain.add(self._rows, index, x if olds is None else difference(x, olds.like(i, x)))
+            if copies is not None:
+                copies.like(i, x).copy_(x)
 
     def _new(self, n_rows: int) -> Tensor:
         # Rows belong to no `torch.func` transformation, even if one is running.

@@ -27,6 +27,9 @@ class Owner(Protocol):
     def gradient(self, spots: list[Spot], grad: Tensor) -> None:
         """The gradient of a tensor that was seen at these spots is known."""
 
+    def traced(self) -> None:
+        """A compiler looks at a hook: from now on there is code that counts on all of them."""
+
     def compiled(self, tap: Tap, kind: Kind, call: int, slot: str, x: Tensor) -> None:
         """A tap in compiled code ran."""
 

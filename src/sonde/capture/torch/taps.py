@@ -25,6 +25,7 @@ class Taps:
         self._number = new_id()
         self._version = -1
         self._taps: dict[int, Tap] = {}
+        self._is_resting = False
 
     def scan(self, root: nn.Module | None) -> None:
         """Hook the modules that are new, let go of those that are gone."""
@@ -57,6 +58,25 @@ class Taps:
                 "recompiled", "code compiled before it was watched is compiled again when called"
             )
 
+    def rest(self) -> None:
+        """Take the hooks off while there is nothing to record, but for those of the root."""
+        if not self._is_resting and not self._structure.has_regions:
+            self._is_resting = True
+            for tap in self._taps.values():
+                if not tap.is_root:
+                    take_off(tap, self._number)
+
+    def wake(self) -> bool:
+        """Put them on again; whether something was compiled meanwhile, without them."""
+        if not self._is_resting:
+            return False
+        self._is_resting = False
+        known = [(tap, m) for tap in self._taps.values() if (m := tap.module()) is not None]
+        for tap, module in known:
+            if not tap.is_root:
+                hang(tap, module, self._number)
+        return compiled.forget_compiled([m for _, m in known])
+
     def remove(self) -> None:
         """Take every hook off."""
         for tap in self._taps.values():
@@ -73,6 +93,6 @@ class Taps:
 
     def _is_concerned(self, path: str, module: nn.Module) -> bool:
         plan = self._owner.plan
-        if plan.wants(path, module):
+        if plan.kinds & MODULE_KINDS and plan.wants(path, module):
             return True
         return bool(plan.kinds & {"attach", "attach_grad"}) and not is_plain(module)

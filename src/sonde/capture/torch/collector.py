@@ -1,0 +1,89 @@
+"""The collector: from a tensor that is met in a pass to its spot, and to a hook on its gradient.
+
+A tensor that was met before in the pass, and has not changed since, is not read again. Not
+thread-safe: the capture serialises.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from sonde.capture.rows import Spot
+from sonde.capture.torch.hooks import MAX_SLOTS, GradHook
+from sonde.capture.torch.passes import Leaves, Pass
+from sonde.capture.torch.recorder import Recorder
+from sonde.capture.torch.tap import Owner, Tap
+from sonde.capture.torch.troubles import Troubles
+from sonde.record import Kind
+
+
+class Collector:
+    """Gives tensors of module calls to the recorder."""
+
+    def __init__(self, owner: Owner, recorder: Recorder, troubles: Troubles) -> None:
+        self._owner = owner
+        self._recorder = recorder
+        self._troubles = troubles
+        self._leaves = Leaves()
+
+    def clear(self) -> None:
+        """The step is over: no gradient of a leaf belongs to it any more."""
+        self._leaves.clear()
+
+    def value(self, tap: Tap, at: Pass, kind: Kind, call: int, slot: str, x: Tensor) -> None:
+        """A tensor as it is now."""
+        seen = at.look(x)
+        seen.row = self._recorder.add(_spot(tap, kind, call, slot, at.phase), x, seen.row)
+
+    def add(self, tap: Tap, at: Pass, kind: Kind, call: int, slot: str, x: Tensor) -> None:
+        """A tensor as it is now, of which nothing is known: to be read in any case."""
+        self._recorder.add(_spot(tap, kind, call, slot, at.phase), x)
+
+    def watch_gradient(
+        self, tap: Tap, at: Pass, kind: Kind, call: int, slot: str, x: Tensor
+    ) -> None:
+        """A tensor whose gradient is wanted, if it is going to have one."""
+        if not x.requires_grad:
+            return
+        spot = _spot(tap, kind, call, slot, at.phase)
+        if spot.off:
+            return
+        if x.grad_fn is None:
+            self._leaves.watch(x, spot, self._owner)
+            return
+        seen = at.look(x)
+        if seen.grad is None:
+            seen.grad = GradHook(self._owner)
+            x.register_hook(seen.grad)
+        seen.grad.spots.append(spot)
+
+    def gradient(self, spots: list[Spot], grad: Tensor) -> None:
+        """The gradient of a tensor that was met at these spots."""
+        row = None
+        for spot in spots:
+            row = self._recorder.add(spot, grad, row)
+
+    def limited(self, tap: Tap, found: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+        """As many tensors of a call as are told apart."""
+        if len(found) > MAX_SLOTS:
+            self._troubles.skip(tap.path or ".", f"more than {MAX_SLOTS} tensors in one call")
+            del found[MAX_SLOTS:]
+        return found
+
+    def too_many(self, tap: Tap, call: int) -> bool:
+        """Whether the module was called more often in this pass than is recorded."""
+        limit = self._owner.plan.max_calls
+        if call < limit:
+            return False
+        self._troubles.skip(tap.path or ".", f"more than max_calls={limit} calls per pass")
+        return True
+
+
+def _spot(tap: Tap, kind: Kind, call: int, slot: str, phase: str) -> Spot:
+    key = (kind, call, slot, phase)
+    found = tap.spots.get(key)
+    if found is None:
+        found = tap.spots[key] = Spot(kind, tap.path, call, slot, tap.type, phase)
+    return found
