@@ -331,6 +331,14 @@ def test_a_path_that_never_matched_is_a_warning_at_the_end_with_the_nearest_name
         sonde.trace(model, ["forward.x"]).close()
 
 
+def test_an_iteration_that_never_came_is_said():
+    model = nn.Sequential(nn.Identity())
+    trace = sonde.trace(model, ["0"], every=lambda i: i > 5)
+    model(torch.ones(1))
+    with pytest.warns(sonde.SondeWarning, match="None of them was one that `every` and `phase`"):
+        trace.close()
+
+
 def test_names_with_dots_are_escaped():
     assert under("forward.d", "a.b", "c") == "forward.d.a\\.b.c"
     assert split("forward.d.a\\.b.c") == ("forward", "d", "a.b", "c")

@@ -420,6 +420,36 @@ def test_threads_and_replicas_are_seen():
     assert len(trace.results["fc"]) == 3
 
 
+def test_results_can_be_looked_at_while_the_trace_goes_on():
+    model = made()
+    with sonde.trace(model, ["forward.x"]) as trace:
+        for n, x in enumerate(batches(400), 1):
+            model(x)
+            if n % 100 == 0:
+                assert len(trace.results["forward.x"]) == n
+                assert list(trace.results) == ["forward.x"]
+
+
+def test_a_variable_that_was_deleted_is_let_go_of():
+    import weakref
+
+    alive = []
+
+    class Frugal(nn.Module):
+        def forward(self, x):
+            h = x * 2
+            alive.append(weakref.ref(h))
+            del h
+            alive.append(alive[0]() is not None)
+            y = x + 1
+            return y
+
+    model = Frugal()
+    with sonde.trace(model, ["forward.h", "forward.y"], before_save=lambda n, v, i: v.sum()):
+        model(torch.ones(2))
+    assert alive[1] is False
+
+
 def test_two_traces_of_one_model_do_not_disturb_each_other():
     model = made()
     first = sonde.trace(model, ["forward.h"])

@@ -124,6 +124,7 @@ def lost(rank, world, folder):
     def begin(step):
         if step == 8 and rank == 2:
             trace.flush()
+            kept.flush()
             (folder / "dying").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         if step == 12 and rank != 2:

@@ -80,6 +80,11 @@ class Memory:
     def put(self, variable: Variable, result: Result) -> None:
         self.results.put(variable.name, result)
 
+    def take(self, window: Window, rank: int) -> None:
+        """Keep the values of a window as they are."""
+        for entry in window.entries:
+            self.results.at(entry.variable.name).append(entry.value, rank, entry.moment, entry.line)
+
     def close(self) -> None:
         """Nothing to let go of."""
 
@@ -111,6 +116,13 @@ class Pipeline:
         self._jobs = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._can_be_inline = destination.is_memory and ranks is None
+        is_direct = ranks is None and not before_gather and not after_gather
+        self._direct = destination if is_direct and isinstance(destination, Memory) else None
+
+    @property
+    def is_patient(self) -> bool:
+        """Whether nobody minds where windows begin and end."""
+        return self._direct is not None
 
     def put(self, window: Window) -> None:
         """Take a full window."""
@@ -163,7 +175,7 @@ class Pipeline:
         self._close_destination()
 
     def _guarded(self, window: Window) -> None:
-        held = sum(entry.size_bytes for entry in window.entries)
+        held = window.size_bytes
         try:
             self._process(window)
         except Exception as error:
@@ -173,6 +185,10 @@ class Pipeline:
 
     def _process(self, window: Window) -> None:
         self._settling.settle(window)
+        if self._direct is not None:
+            self._direct.take(window, self._rank)
+            self._budget.take(sum(self._settling.size_bytes(e.value) for e in window.entries))
+            return
         batch = window.results(self._rank)
         for variable, result in batch.items():
             self._call_back(self._before_gather, variable, result, with_ranks=False)

@@ -13,6 +13,7 @@ from sonde.tracing.methods import Receives, receiver_in
 from sonde.tracing.paths import ANY_DEPTH, RETURN, is_wild, matches, under
 from sonde.tracing.resolving import Place
 from sonde.tracing.tracer import UNKNOWN_LINE, Call, Framework, Remove, Tracer
+from sonde.tracing.values import stamp
 
 _MAX_OPEN: Final = 10_000
 """Calls that are followed at a time; generators that were left half-way are forgotten beyond."""
@@ -32,6 +33,9 @@ class _Spot:
     name: str
     variables: dict[str, list[Place]] = field(default_factory=dict)
     returns: list[Place] = field(default_factory=list)
+    whole: frozenset[str] = frozenset()
+    """Variables of which nothing inside is wanted: they change when they are another object, or
+    when that object has changed."""
     locals: Locals | None = None
 
 
@@ -47,6 +51,7 @@ class MethodProbe:
         self._first = Locals(self._code, [self._receiver] if self._receiver else [])
         self._is_told_apart = receives == "instance" and not self._is_starred
         self._known = tracer.framework.known_keys
+        self._nature = tracer.framework.nature
         self._spots: dict[int, _Spot] = {}
         self.open: dict[int, tuple[_Spot, Call]] = {}
 
@@ -66,6 +71,11 @@ class MethodProbe:
             for name in names_in(self._code):
                 if name != skipped and (wanted == ANY_DEPTH or matches(wanted, name)):
                     spot.variables.setdefault(name, []).append(place)
+        spot.whole = frozenset(
+            name
+            for name, places in spot.variables.items()
+            if all(len(p.inner) == 1 and p.inner[0] != ANY_DEPTH for p in places)
+        )
         spot.locals = Locals(self._code, spot.variables) if spot.variables else None
 
     # -- what the mechanism tells --------------------------------------------------------------
@@ -148,10 +158,22 @@ class MethodProbe:
     def _look(self, frame: FrameType, spot: _Spot, call: Call) -> None:
         if spot.locals is None:
             return
-        for name, value in spot.locals.read(frame):
+        found, known = spot.locals.read(frame), call.known
+        if len(known) > len(found):  # some were deleted
+            call.known = known = {n: known[n] for n, _ in found if n in known}
+        for name, value in found:
+            before = known.get(name)
+            if before is not None:
+                if before[0] is value and before[1] == stamp(value, self._nature):
+                    continue
+                del known[name]
             for place in spot.variables[name]:
                 rest = place.inner if place.inner[0] == ANY_DEPTH else place.inner[1:]
                 self._tracer.look(place, name, value, rest, call)
+            if name in spot.whole:
+                now = stamp(value, self._nature)
+                if now is not None:
+                    known[name] = (value, now)
 
     def _result(self, spot: _Spot, call: Call, value: Any) -> None:
         for place in spot.returns:

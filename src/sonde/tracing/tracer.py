@@ -19,6 +19,7 @@ from sonde.tracing.callbacks import BeforeSave
 from sonde.tracing.looking import keys_of, look
 from sonde.tracing.paths import GRAD, RETURN, Path, quoted, suggestion, under
 from sonde.tracing.resolving import Place, Tree
+from sonde.tracing.results import Moment
 from sonde.tracing.troubles import Troubles
 from sonde.tracing.values import (
     Flag,
@@ -29,7 +30,7 @@ from sonde.tracing.values import (
     Snapshot,
     snapshot,
 )
-from sonde.tracing.windows import Budget, Entry, Moment, Variable, Window
+from sonde.tracing.windows import Budget, Entry, Variable, Window
 
 UNKNOWN_LINE: Final = -1
 
@@ -89,13 +90,19 @@ class Channel:
 class Call:
     """One call of a method: when, at which line it is, and what was looked at in it already."""
 
-    __slots__ = ("followed", "is_ending", "is_starting", "lasting", "line", "met", "moment", "off")
+    __slots__ = (
+        *("followed", "is_ending", "is_starting", "known", "lasting", "line", "met"),
+        *("moment", "off"),
+    )
 
     def __init__(self, moment: Moment, line: int) -> None:
         self.moment = moment
         self.line = line
         self.is_starting = True
         self.is_ending = False
+        self.known: dict[str, tuple[Any, int]] = {}
+        """Variables and what they held at the last line, with a stamp: most lines change nothing.
+        A value is held no longer than until the next line after it has gone."""
         self.met: dict[Channel, Snapshot] = {}
         """What was last seen in this call; another call may have seen something else since."""
         self.lasting: set[Channel] = set()
@@ -123,7 +130,9 @@ class Tracer:
         budget: Budget,
         troubles: Troubles,
         hand_over: Callable[[Window], None],
+        is_patient: bool = False,
     ) -> None:
+        """`is_patient`: windows may be larger than asked for; see `release`."""
         self.framework = framework
         self.troubles = troubles
         self.is_on = False
@@ -137,8 +146,10 @@ class Tracer:
         self._always = always
         self._budget = budget
         self._hand_over = hand_over
+        self._is_patient = is_patient
         self._lock = threading.RLock()
         self._is_closed = False
+        self._was_on = False
         self._now: tuple[int, str] | None = None
         self._ticks = 0
         self._passes = 0
@@ -195,6 +206,15 @@ class Tracer:
             self._channels.clear()
             self._by_way.clear()
 
+    def release(self) -> None:
+        """Hand over what there is, if nobody minds where windows end."""
+        if not self._is_patient or self._is_closed:
+            return
+        with self._lock:
+            if self._window.entries and not self._is_closed:
+                full, self._window = self._window, Window(self._window.number)
+                self._hand_over(full)
+
     def forget(self) -> None:
         """Be silent for ever: the process is a fork of the one that traces."""
         self._is_closed = True
@@ -212,11 +232,12 @@ class Tracer:
         if is_wanted:
             number = self._ticks // self._gather_every
             self._ticks += 1
-            if number != self._window.number:
+            if number != self._window.number and not (self._is_patient and self._window.is_small):
                 full, self._window = self._window, Window(number)
                 self._hand_over(full)
         try:
             self.is_on = is_wanted and bool(self._schedule(iteration))
+            self._was_on = self._was_on or self.is_on
         except Exception as error:
             self.is_on = False
             self.troubles.failed("every", error)
@@ -318,7 +339,7 @@ class Tracer:
             budget.give_back(size)
             self.fail(f"{name}` in `before_save", error)
             return None
-        self._window.entries.append(Entry(channel.variable, handed, moment, line, size, flags))
+        self._window.add(Entry(channel.variable, handed, moment, line, size, flags))
         return taken
 
     def _no_room(self, size_bytes: int) -> str:
@@ -402,6 +423,10 @@ class Tracer:
             if path.text in self._matched:
                 continue
             text = f"`{path.text}` was never seen in {self._passes} calls of the model."
+            if not self._was_on:
+                text += " None of them was one that `every` and `phase` ask for."
+                found.append(text)
+                continue
             missed = self._missed.get(path.text)
             if missed is not None:
                 where, keys = missed

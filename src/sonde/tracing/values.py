@@ -125,6 +125,13 @@ def snapshot(value: Any, nature: Nature, room_bytes: int) -> Snapshot:
     return _Taking(nature, room_bytes).take(value, MAX_DEPTH)
 
 
+def stamp(value: Any, nature: Nature) -> int | None:
+    """A number that is another one when this very object has changed; None if nobody can tell."""
+    if type(value) in _SIMPLE:
+        return 0
+    return nature.version(value) if nature.is_tensor(value) else None
+
+
 class _Taking:
     """Makes one snapshot, and counts on the way."""
 

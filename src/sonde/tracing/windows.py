@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from sonde.tracing.results import Result
+from sonde.tracing.results import Moment, Result
 from sonde.tracing.values import Flag
 
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """When something was seen: the iteration, its phase, and which call of the method in it."""
-
-    iteration: int
-    phase: str
-    call: int
+_SMALL_BYTES: Final = 1 << 20
+_FEW: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +44,25 @@ class Window:
 
     number: int
     entries: list[Entry] = field(default_factory=list)
+    size_bytes: int = 0
+
+    def add(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        self.size_bytes += entry.size_bytes
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it may as well take some more."""
+        return self.size_bytes < _SMALL_BYTES and len(self.entries) < _FEW
 
     def results(self, rank: int) -> dict[Variable, Result]:
         """The values by variable, in the order in which they were captured."""
         found: dict[Variable, Result] = {}
         for entry in self.entries:
-            result = found.setdefault(entry.variable, Result())
-            result.iterations.append(entry.moment.iteration)
-            result.ranks.append(rank)
-            result.values.append(entry.value)
-            result.calls.append(entry.moment.call)
-            result.lines.append(entry.line)
-            result.phases.append(entry.moment.phase)
+            result = found.get(entry.variable)
+            if result is None:
+                result = found[entry.variable] = Result()
+            result.append(entry.value, rank, entry.moment, entry.line)
         return found
 
 

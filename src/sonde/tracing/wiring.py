@@ -148,6 +148,7 @@ def trace(
         budget=budget,
         troubles=troubles,
         hand_over=pipeline.put,
+        is_patient=pipeline.is_patient,
     )
     # Before the probes are there: the compiler knows code by its object.
     undo = [modules.compile_again(model)] if compiled else []
@@ -157,6 +158,7 @@ def trace(
     if compiled:
         troubles.warn(_about_compiled(compiled))
     results = destination.results if isinstance(destination, Memory) else Results()
+    results.refresh = tracer.release
     closing_s = _CLOSE_S + (2 * timeout_s if ranks is not None else 0)
     return Trace(tracer, probes, pipeline, results, hooks["after_trace"], troubles, closing_s)
 
@@ -211,6 +213,8 @@ class Trace:
 
     def flush(self, timeout_s: float = _CLOSE_S) -> bool:
         """Wait until all full windows have arrived where they are kept; false if it took longer."""
+        if self._tracer is not None:
+            self._tracer.release()
         has_arrived = self._pipeline is None or self._pipeline.wait(timeout_s)
         self._troubles.say()
         return has_arrived

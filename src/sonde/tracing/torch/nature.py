@@ -15,7 +15,8 @@ _INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int
 _CONSTANTS: Final = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 _MAX_ROWS: Final = 1024
 
-_functorch: Final = torch._C._functorch
+_is_wrapped: Final = torch._C._functorch.is_functorch_wrapped_tensor
+_PLAIN: Final = (Tensor, nn.Parameter)
 
 
 class TorchNature:
@@ -31,9 +32,11 @@ class TorchNature:
         return isinstance(value, _CONSTANTS)
 
     def refusal(self, tensor: Tensor) -> str | None:
+        if type(tensor) is Tensor and tensor.is_cpu and not _is_wrapped(tensor):
+            return None
         if tensor.is_meta:
             return "it is a meta tensor, which has no values."
-        if _functorch.is_functorch_wrapped_tensor(tensor):
+        if _is_wrapped(tensor):
             return "it is inside of a `torch.func` transformation. Trace a variable outside of it."
         if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
             return "it is being captured into a CUDA graph. Trace before capturing."
@@ -58,7 +61,9 @@ class TorchNature:
         return _copy(tensor)
 
     def same(self, kept: Tensor, tensor: Tensor) -> bool | Flag:
-        now = local(tensor.detach())
+        now = tensor.detach()
+        if type(tensor) not in _PLAIN:
+            now = local(now)
         if now.shape != kept.shape or now.dtype != kept.dtype or now.device != kept.device:
             return False
         if not _is_strided(now) or kept.layout is not torch.strided:
@@ -90,9 +95,9 @@ def local(tensor: Tensor) -> Tensor:
 
 def map_tensors(value: Any, change: Any) -> Any:
     """A kept value with each tensor in it replaced. `Any`: nested, as it was traced."""
+    if isinstance(value, Tensor):
+        return change(value)
     match value:
-        case Tensor():
-            return change(value)
         case dict():
             return {k: map_tensors(v, change) for k, v in value.items()}
         case tuple() if hasattr(value, "_fields"):
@@ -107,6 +112,8 @@ def map_tensors(value: Any, change: Any) -> Any:
 
 def tensors_in(value: Any) -> list[Tensor]:
     """All tensors in a kept value."""
+    if isinstance(value, Tensor):
+        return [value]
     found: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
@@ -156,6 +163,8 @@ def from_raw(dtype: str, shape: tuple[int, ...], data: Any) -> Tensor:  # Any: b
 
 
 def _copy(tensor: Tensor) -> Tensor:
+    if type(tensor) in _PLAIN and tensor.layout is torch.strided and tensor.is_contiguous():
+        return tensor.detach().clone()
     found = local(tensor.detach())
     return (
         found.clone(memory_format=torch.contiguous_format) if _is_strided(found) else found.clone()
