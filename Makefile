@@ -14,8 +14,14 @@ INPUTS := pyproject.toml setup.py constraints.txt $(wildcard src/sonde/kernels/c
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
+# Empty where there is no Node that is new enough, or no npm.
+NODE := $(shell node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)' 2>/dev/null && \
+	command -v npm)
+
+BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench system clean
+.PHONY: help demo test check web format bench system clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +32,7 @@ demo: $(VENV)/ready ## train a small network for about a minute, watch it, show 
 # Two workers with a thread pool each on two cores: threads that wait must not keep the core busy, or
 # the suite takes several times as long.
 test: export OMP_WAIT_POLICY := PASSIVE
-test: check system ## all that must hold: check, then the test suite (ARGS="-k store" for a part)
+test: check web system ## all that must hold: check, web, then the test suite (ARGS="-k store" for a part)
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 check: $(VENV)/ready ## format, lint, types, import direction
@@ -34,6 +40,15 @@ check: $(VENV)/ready ## format, lint, types, import direction
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The page is committed as it was built, so that nobody needs Node to use it; who has Node checks that.
+web: $(if $(NODE),web/node_modules/ready) ## the page: types, lint, its tests, and that what is committed is what is built
+	@$(if $(NODE),cd web && npm run --silent check && npm test --silent && npm run --silent stale, \
+		echo "The sources of the page are not checked: this takes Node 20 and npm.")
+
+web/node_modules/ready: web/package.json web/package-lock.json web/.npmrc
+	cd web && npm ci --silent
+	@touch $@
 
 format: $(VENV)/ready ## format the code and fix what can be fixed
 	$(BIN)/ruff format .
@@ -44,11 +59,19 @@ bench: $(BENCH_VENV)/ready ## measure; results go to benchmarks/results (quiet m
 	$(BENCH_VENV)/bin/python benchmarks/store.py
 	$(BENCH_VENV)/bin/python -W ignore benchmarks/overhead.py
 
-# Packages of the system that tests need, such as a browser, are checked for here. None yet.
+# Packages of the system that tests need: a browser. $CHROMIUM names one that is not on the path.
 system:
+	@for browser in "$$CHROMIUM" $(BROWSERS); do \
+		command -v "$$browser" >/dev/null 2>&1 && exit 0; done; \
+	if [ "$$(id -u)" = 0 ]; then root=; else root="sudo -n"; fi; \
+	echo "No browser was found; installing chromium for the tests of the page."; \
+	$$root apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+		$$root apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null \
+		|| echo "Chromium could not be installed, so the tests of the page will fail. Install it," \
+			"or name a browser that is there: CHROMIUM=/path/to/chrome make test"
 
 clean: ## remove what the other targets have made, not the runs
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build web/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src -name '*.so' -delete
 
 $(VENV)/ready: $(INPUTS)

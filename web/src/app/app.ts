@@ -47,8 +47,8 @@ export class App {
   readonly notes: Signal<readonly string[]> = signal([]);
   readonly dialog: Signal<"palette" | "search" | "help" | null> = signal(null);
   readonly events: Signal<readonly Event[]> = signal([]);
-  /** How often the list of runs has come: at the first time a single run is opened at once. */
-  arrivals = 0;
+  /** Nothing was asked for yet: then a single run is opened at once. */
+  isFresh: boolean;
   readonly toast: Signal<string> = signal("");
   readonly stale: Signal<string> = signal("");
   /** What is being dragged to the panels. */
@@ -76,6 +76,7 @@ export class App {
     readonly host: HTMLElement,
   ) {
     this.state = signal(read(address.read()));
+    this.isFresh = address.read() === "";
     this.ready = new Readiness(host);
     this.client = new Client(
       transport,
@@ -153,6 +154,7 @@ export class App {
   /** Changes the state. `isPlace` for what Back should return from: a page, a level, a pin. */
   set(change: Partial<PageState>, isPlace = false): void {
     const next = { ...this.state.peek(), ...change };
+    this.isFresh = false;
     this.state.value = next;
     this.address.write(write(next), isPlace);
   }

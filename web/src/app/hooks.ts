@@ -123,14 +123,27 @@ export function useSize(ref: RefObject<Element | null>): Size {
 
 /** Whether an element is on screen, or nearly. */
 export function useOnScreen(ref: RefObject<Element | null>): boolean {
+  const app = useApp();
   const [isOn, setOn] = useState(false);
   useLayoutEffect(() => {
+    let isKnown = false;
+    const know = () => {
+      if (!isKnown) app.ready.end();
+      isKnown = true;
+    };
+    app.ready.begin(); // until it is known, so is not what this will ask
     const observer = new IntersectionObserver(
-      (entries) => setOn(entries[entries.length - 1].isIntersecting),
+      (entries) => {
+        setOn(entries[entries.length - 1].isIntersecting);
+        know();
+      },
       { rootMargin: "120px" },
     );
     observer.observe(ref.current!);
-    return () => observer.disconnect();
+    return () => {
+      observer.disconnect();
+      know();
+    };
   }, []);
   return isOn;
 }

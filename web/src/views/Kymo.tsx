@@ -138,6 +138,7 @@ function Plot({ data, width, isStale }: { data: Kymograph; width: number; isStal
       aria-label={`How the values of ${data.site.name} are spread over steps`}
       data-cells={plane.rows}
       data-columns={columns.length}
+      data-last={data.columns.last[columns.length - 1]}
       data-top={TOP}
       data-cells-px={CELLS_PX}
       data-max-share={data.max_share}

@@ -25,14 +25,10 @@ export function RunsPage() {
     }, 5000);
     return () => clearInterval(timer);
   }, []);
-  // With a single run there is nothing to choose. Only at first: later it would be in the way.
-  const isFirst = useRef(app.state.peek().runs.length === 0 && app.arrivals === 0);
   useEffect(() => {
-    if (!data) return;
-    app.arrivals += 1;
-    const only = data.runs.length === 1 && !data.runs[0].problem ? data.runs[0] : null;
-    if (isFirst.current && only) app.set({ page: "overview", runs: [only.id] });
-    isFirst.current = false;
+    const only = data?.runs.length === 1 && !data.runs[0].problem ? data.runs[0] : null;
+    if (app.isFresh && only) app.set({ page: "overview", runs: [only.id] });
+    if (data) app.isFresh = false;
   }, [data]);
   const shown = reload.value ?? data;
   return (

@@ -1,0 +1,107 @@
+"""A server in a process of its own, and what happens on a page that looks at it."""
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+READY = '#sonde[data-ready="1"]'
+
+
+def ready(page) -> None:
+    """Wait until all that was asked for is drawn."""
+    page.wait_for_selector(READY, state="attached")
+
+
+def ids(server) -> dict[str, str]:
+    """Ids of the runs by name, from the list that the page gets."""
+    opener = urllib.request.build_opener(
+        urllib.request.HTTPCookieProcessor(), urllib.request.ProxyHandler({})
+    )
+    opener.open(server.address).close()
+    with opener.open(f"{server.base}api/runs") as answer:
+        return {run["name"]: run["id"] for run in json.load(answer)["spec"]["runs"]}
+
+
+@dataclass
+class Serving:
+    """A server in a process of its own."""
+
+    folder: Path
+    address: str
+    process: subprocess.Popen
+
+    @property
+    def base(self) -> str:
+        return self.address.partition("?")[0]
+
+    @property
+    def port(self) -> int:
+        return urlsplit(self.address).port
+
+    def stop(self) -> None:
+        if self.process.stdout.closed:
+            return
+        self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(10)
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+
+def serve(folder, *arguments, port=0) -> Serving:
+    """`sonde view`, as a user would start it; returns once it has printed its address."""
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            *("-m", "sonde", "view", str(folder), "--no-browser", "--port", str(port), *arguments),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    for line in process.stdout:
+        if found := re.search(r"http://\S+", line):
+            return Serving(Path(folder), found.group(), process)
+    raise AssertionError(f"the server ended with {process.wait()}")
+
+
+@dataclass
+class Seen:
+    """What went wrong on a page, and where its requests went."""
+
+    errors: list[str] = field(default_factory=list)
+    hosts: set[str] = field(default_factory=set)
+    requests: list[str] = field(default_factory=list)
+    is_forgiving: bool = False
+    """True while the server is away on purpose."""
+
+
+def watch_page(page) -> Seen:
+    seen = Seen()
+
+    def note(text):
+        if not seen.is_forgiving:
+            seen.errors.append(text)
+
+    def on_request(request):
+        seen.hosts.add(urlsplit(request.url).netloc)
+        seen.requests.append(request.url)
+
+    def on_failed(request):
+        # A question that became pointless is cancelled; a stream ends with its page.
+        if "ERR_ABORTED" not in (request.failure or ""):
+            note(f"failed: {request.url} {request.failure}")
+
+    page.on("pageerror", lambda e: note(f"page error: {e}"))
+    page.on("console", lambda m: note(f"{m.type}: {m.text}") if m.type == "error" else None)
+    page.on("request", on_request)
+    page.on("requestfailed", on_failed)
+    page.on("response", lambda r: note(f"{r.status}: {r.url}") if r.status >= 400 else None)
+    return seen
