@@ -5,6 +5,7 @@ import pytest
 from told import ALL_NAN, SOME_INF, STEPS, ZEROS, asked
 
 from sonde._errors import SondeError
+from sonde.views import axes
 from sonde.views.subject import NotFoundError
 
 SITE = "h.0.mlp/output/0"
@@ -166,3 +167,17 @@ def test_what_is_not_there_is_told(subject):
         asked(subject, "kymograph", site=SITE, first=1000)
     with pytest.raises(NotFoundError, match="Nothing was recorded"):
         asked(subject, "section", site=SITE, phase="nothing")
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize(
+    ("low", "high"), [(5e-324, 1e-322), (1e-300, 1.7e308), (1e307, 1.7e308), (1.0, 1.0000000001)]
+)
+def test_axes_at_the_ends_of_all_numbers_are_finite_and_rise_or_are_refused(scale, low, high):
+    for first in (low, -high):
+        try:
+            found = axes.edges(scale, first, high, 64)
+        except SondeError:
+            continue
+        assert np.isfinite(found).all()
+        assert (np.diff(found) > 0).all()

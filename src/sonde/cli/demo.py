@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import sys
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     from sonde.demo.scenarios import Scenario
 
-HELP = "train a small network for about a minute, watch it, and show what was seen"
+HELP = "train a small network for about a minute, watch it, show what was seen, open the explorer"
 
 _START: Final = "\n\nDive 12, at dusk.\n"
 _SAMPLE_LENGTH: Final = 420
@@ -41,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
     parser.add_argument("--dir", default="runs", help="folder of runs (default: runs)")
     parser.add_argument("--name", help="name of the run; the time if not given")
+    parser.add_argument(
+        "--no-view", action="store_true", help="end when the training has; serve no explorer"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -73,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     where = os.path.join(arguments.dir, trained.path.name)
     _show(where)
     _say_how_to_look(console, where)
-    return 0
+    return _view(console, arguments)
 
 
 def _introduce(console: Console, scenario: Scenario, steps: int) -> None:
@@ -124,6 +128,24 @@ def _head(console: Console, text: str) -> None:
     from rich.text import Text
 
     console.rule(Text(text, style="bold"), align="left", style="dim")
+
+
+def _view(console: Console, arguments: argparse.Namespace) -> int:
+    """The explorer, until it is stopped: for a person at a terminal. Others are told how."""
+    from sonde._errors import SondeError
+    from sonde.cli import view
+
+    _head(console, "in a browser")
+    if arguments.no_view or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        print(f"sonde view {shlex.quote(arguments.dir)}")
+        return 0
+    parser = argparse.ArgumentParser()
+    view.add_arguments(parser)
+    try:
+        return view.run(parser.parse_args(["--", arguments.dir]))
+    except SondeError as error:  # the run is there all the same
+        print(error)
+        return 0
 
 
 def _say_how_to_look(console: Console, where: str) -> None:

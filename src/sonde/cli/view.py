@@ -31,6 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="a further name under which the server is reached; may be given again",
     )
+    parser.add_argument(
+        "--prefix",
+        metavar="PATH",
+        default="",
+        help="the path below which a proxy offers the server, if it does not take it off",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -63,6 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
             port=arguments.port,
             token=None if arguments.no_token else server.fresh_token(),
             allowed_hosts=arguments.allow_host,
+            prefix=arguments.prefix,
             shown_as=arguments.folder,
             on_start=lambda where: _tell(where, arguments),
         )

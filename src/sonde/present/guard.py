@@ -49,14 +49,25 @@ HEADERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Whom the guard lets through. `token` is None when everybody on this machine may ask."""
+    """Whom the guard lets through. `token` is None when everybody on this machine may ask.
+
+    `prefix` (`/a/b`) is taken off addresses that begin with it.
+    """
 
     token: str | None
     hosts: frozenset[str]
     cookie: str
+    prefix: str = ""
 
     @staticmethod
-    def of(*, token: str | None, port: int, host: str, allowed: Iterable[str] = ()) -> Rules:
+    def of(
+        *,
+        token: str | None,
+        port: int,
+        host: str,
+        allowed: Iterable[str] = (),
+        prefix: str = "",
+    ) -> Rules:
         """Rules for a server at that host and port. An allowed name without a port gets ours."""
         names = [*LOOPBACK, *([host] if host not in {"0.0.0.0", "::", ""} else []), *allowed]  # noqa: S104
         hosts = set()
@@ -65,7 +76,7 @@ class Rules:
             hosts |= {plain.lower()} if _has_port(plain) else {f"{plain}:{port}".lower()}
             if port == 80 and not _has_port(plain):
                 hosts.add(plain.lower())
-        return Rules(token, frozenset(hosts), f"sonde-{port}")
+        return Rules(token, frozenset(hosts), f"sonde-{port}", prefix)
 
     def cookie_value(self) -> str:
         """What the cookie holds: proof of having had the token, not the token."""
@@ -93,9 +104,12 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
         guarded = _with_headers(send)
+        scope = self._below_prefix(scope)
         problem = self._problem(scope)
         if problem is not None:
             await self._refuse(scope, guarded, *problem)
+        elif not scope["path"]:
+            await _add_slash(scope, guarded)
         elif self._brings_token(scope):
             await self._welcome(scope, guarded)
         elif self._rules.token is not None and not self._is_known(scope):
@@ -108,6 +122,13 @@ class Guard:
             )
         else:
             await self._app(scope, receive, guarded)
+
+    def _below_prefix(self, scope: Scope) -> Scope:
+        """With the prefix taken off; a path that is the prefix itself becomes empty."""
+        prefix, path = self._rules.prefix, scope["path"]
+        if not prefix or not (path == prefix or path.startswith(f"{prefix}/")):
+            return scope
+        return {**scope, "path": path[len(prefix) :]}
 
     def _problem(self, scope: Scope) -> tuple[int, str, str] | None:
         hosts = _header(scope, b"host")
@@ -138,7 +159,8 @@ class Guard:
         headers = [(b"content-type", b"text/html; charset=utf-8"), (b"cache-control", b"no-store")]
         if token is not None:
             cookie = f"{self._rules.cookie}={self._rules.cookie_value()}"
-            cookie += "; Path=/; HttpOnly; SameSite=Strict"
+            # Without a path it is for what lies beside this address, whatever prefix it is under.
+            cookie += "; HttpOnly; SameSite=Strict"
             headers.append((b"set-cookie", cookie.encode("ascii")))
         # A browser that comes from another page does not send a strict cookie along a redirect;
         # it does when our own page takes it further.
@@ -176,6 +198,16 @@ class Guard:
             if found is not None and _equal(found.value, self._rules.cookie_value()):
                 return True
         return False
+
+
+async def _add_slash(scope: Scope, send: Send) -> None:
+    """From `/a/b` to `/a/b/`: what is beside the page lies below it."""
+    query = scope.get("query_string", b"")
+    last = scope.get("raw_path", b"").rpartition(b"/")[2]
+    to = b"./" + last + b"/" + (b"?" + query if query else b"")
+    headers = [(b"location", to), (b"content-length", b"0"), (b"cache-control", b"no-store")]
+    await send({"type": "http.response.start", "status": 307, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
 
 
 def _is_from_elsewhere(scope: Scope) -> bool:

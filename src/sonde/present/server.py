@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import socket
 import time
 import zlib
@@ -24,6 +25,7 @@ from sonde._require import require
 from sonde._version import VERSION
 from sonde.present.guard import App, Guard, Rules, Scope, Send, new_token
 from sonde.present.herald import Herald
+from sonde.present.patience import patient_protocol
 from sonde.present.workers import Reply, Workers
 from sonde.views import envelope
 from sonde.views.questions import QuestionError, StateQuestion, parse
@@ -32,6 +34,7 @@ from sonde.views.shelf import HOW_TO_RECORD
 from sonde.views.specs import Failure, Problem, Server
 
 PORT: Final = 7007
+_PREFIX: Final = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9_.~-]*(/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)*")
 
 _SUFFIXES: Final = {
     "html": "text/html; charset=utf-8",
@@ -113,6 +116,7 @@ def serve(
     port: int = PORT,
     token: str | None = None,
     allowed_hosts: Iterable[str] = (),
+    prefix: str = "",
     shown_as: str | None = None,
     on_start: Callable[[str], None] = lambda _address: None,
 ) -> None:
@@ -124,13 +128,16 @@ def serve(
         port: Where to listen; 0 for any that is free. If it is taken, one of the next ten.
         token: What visitors must bring; None lets in everybody who reaches the address.
         allowed_hosts: Names besides those of this machine's loopback under which we are reached.
+        prefix: A path below which we are reached, also when a proxy does not take it off.
         shown_as: How the folder is called on the page.
         on_start: Called with the address, token and all, as soon as it answers.
     """
     uvicorn = require("uvicorn", extra="view")
     listening = _listen(host, port)
     actual = int(listening.getsockname()[1])
-    rules = Rules.of(token=token, port=actual, host=host, allowed=allowed_hosts)
+    rules = Rules.of(
+        token=token, port=actual, host=host, allowed=allowed_hosts, prefix=checked_prefix(prefix)
+    )
     config = uvicorn.Config(
         make_app(folder, rules, shown_as=shown_as, is_ending=lambda: bool(server.should_exit)),
         access_log=False,  # addresses may hold the token
@@ -141,16 +148,26 @@ def serve(
         timeout_keep_alive=30,
         timeout_graceful_shutdown=3,
         ws="none",
+        http=patient_protocol(),
     )
-    server = _told(uvicorn.Server(config), lambda: on_start(address(host, actual, token)))
+    where = address(host, actual, token, rules.prefix)
+    server = _told(uvicorn.Server(config), lambda: on_start(where))
     server.run(sockets=[listening])
 
 
-def address(host: str, port: int, token: str | None) -> str:
+def checked_prefix(prefix: str) -> str:
+    """`/a/b` for `a/b/`: with a slash before, none after; empty for the top."""
+    plain = prefix.strip("/")
+    if plain and not _PREFIX.fullmatch(plain):
+        raise SondeError(f"`--prefix` must be a path such as `/sonde`, got `{prefix}`.")
+    return f"/{plain}" if plain else ""
+
+
+def address(host: str, port: int, token: str | None, prefix: str = "") -> str:
     """Where to go with a browser."""
     name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104
     name = f"[{name}]" if ":" in name and not name.startswith("[") else name
-    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
+    return f"http://{name}:{port}{prefix}/" + (f"?token={token}" if token else "")
 
 
 def fresh_token() -> str:

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Final
 import duckdb
 
 from sonde._errors import RunError, SondeError
-from sonde.store.queries import Limits
+from sonde.store.queries import Limits, connect
 from sonde.store.reader import open_run
 from sonde.views import envelope
 from sonde.views.answers import ANSWERS
@@ -79,6 +79,9 @@ def answer(desk: Desk, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         asked = [str(one) for one in request["runs"]]
         stamps = {one: desk.shelf.stamp(found[one]) for one in asked if one in found}
         return {"list_version": desk.shelf.version(), "stamps": stamps}, b""
+    if view == "warm_up":
+        connect(desk.shelf.folder, limits=_LIMITS).close()  # loads what the first question needs
+        return {}, b""
     if view == "progress":
         return {"state": envelope.to_plain(_state(desk, request["run"]), [], [])}, b""
     subject = desk.subject(request["run"])

@@ -118,8 +118,8 @@ class Workers:
 
     async def warm_up(self) -> None:
         """Start what the first visit needs, so that it does not wait for imports."""
-        nothing = {"view": "stamps", "runs": []}
-        await asyncio.gather(self._clerk.ask(nothing), self._readers[0].ask(nothing))
+        listing = self._clerk.ask({"view": "stamps", "runs": []})
+        await asyncio.gather(listing, self._readers[0].ask({"view": "warm_up"}))
 
     async def list(self, request: Mapping[str, Any]) -> Reply:
         """Ask about the folder as a whole."""

@@ -40,14 +40,15 @@ def edges(scale: str, low: float, high: float, cells: int) -> NDArray[np.float64
         case "linear":
             found = np.linspace(low / 2, high / 2, cells + 1) * 2
         case "asinh":
-            unit = max(abs(low), abs(high)) * ASINH_LINEAR
+            unit = max(max(abs(low), abs(high)) * ASINH_LINEAR, math.ulp(0.0))
             found = unit * np.sinh(
                 np.linspace(math.asinh(low / unit), math.asinh(high / unit), cells + 1)
             )
         case "log":
             found = np.exp2(np.linspace(math.log2(low), math.log2(high), cells + 1))
         case _:
-            first, last = math.floor(math.log2(low)), math.ceil(math.log2(high))
+            first = math.floor(math.log2(low))
+            last = min(math.ceil(math.log2(high)), _MAX_EXPONENT)
             found = np.exp2(np.arange(first, max(last, first + 1) + 1, dtype=np.float64))
     if scale != "exponent":
         found[0], found[-1] = low, high

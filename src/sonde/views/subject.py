@@ -6,10 +6,10 @@ looked up again only when the run has changed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
@@ -26,6 +26,8 @@ MAX_LABEL: Final = 200
 MAX_PATH: Final = 1000
 _NO_CALLS: Final = "The flow of data was not recorded in this run: these are its modules."
 _TABLES: Final = ("sites", "graph")
+
+T = TypeVar("T")
 
 
 class NotFoundError(SondeError):
@@ -60,7 +62,7 @@ class Structure:
 
     @cached_property
     def by_id(self) -> Mapping[str, Entry]:
-        return {ids.of_name(name): e for name, e in self.by_name.items()}
+        return _by_id((name, e) for name, e in self.by_name.items())
 
     @cached_property
     def tree(self) -> Tree:
@@ -86,11 +88,11 @@ class Structure:
 
     @cached_property
     def paths_by_id(self) -> Mapping[str, str]:
-        return {ids.of_name(path): path for path in self.tree.index}
+        return _by_id((path, path) for path in self.tree.index)
 
     @cached_property
     def nodes_by_id(self) -> Mapping[str, Node]:
-        return {ids.of_name(node.id): node for node in self.graph.nodes}
+        return _by_id((node.id, node) for node in self.graph.nodes)
 
     @cached_property
     def sites_of_module(self) -> Mapping[str, tuple[Entry, ...]]:
@@ -199,6 +201,15 @@ class Subject:
         for site in self.run.catalogue().sites:  # also those whose declaration was lost
             found.setdefault(site, Entry(site, "", (), ""))
         return list(found.values())
+
+
+def _by_id(named: Iterable[tuple[str, T]]) -> dict[str, T]:
+    """Things by the ids of their names. Whatever a stranger calls a module, the first one keeps its
+    id: that of the model itself cannot be taken."""
+    found: dict[str, T] = {}
+    for name, thing in named:
+        found.setdefault(ids.of_name(name), thing)
+    return found
 
 
 def _tree_graph(entries: Sequence[Entry], graph: Graph) -> Graph:

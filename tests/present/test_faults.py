@@ -1,0 +1,333 @@
+"""What breaks does not spread: damaged runs, dead workers, questions that are too much, crowds."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import duckdb
+import httpx
+import psutil
+import pytest
+import served
+import uvicorn
+
+from sonde.present import worker
+from sonde.present.guard import Rules
+from sonde.present.patience import patient_protocol
+from sonde.present.server import make_app
+from sonde.present.worker import Desk, answer, refusal
+from sonde.present.workers import Worker
+
+
+def test_a_run_file_that_is_cut_in_half_is_told_and_the_others_are_shown(server):
+    rows = {row["name"]: row for row in server.get("runs").json()["spec"]["runs"]}
+    assert rows["cut"]["problem"]
+    assert rows["good"]["problem"] is None
+    found = server.get("run", run=rows["cut"]["id"])
+    assert found.status_code == 422
+    assert found.json()["error"]["code"] == "damaged"
+    assert "`cut` cannot be read" in found.json()["error"]["message"]
+    assert server.get("run", run=rows["good"]["id"]).status_code == 200
+
+
+def test_segments_that_are_cut_in_half_are_notices(server):
+    run = server.run_id("halved")
+    header = server.get("run", run=run)
+    assert header.status_code == 200
+    notices = header.json()["spec"]["notices"]
+    assert {n["code"] for n in notices} >= {"damaged"}
+    for view in ("tree", "level", "lines", "movers", "spark"):
+        assert server.get(view, run=run).status_code == 200, view
+    assert server.get("heat", run=run).status_code == 404
+
+
+def test_a_killed_worker_is_replaced_and_nobody_notices(server):
+    run = server.run_id("good")
+    assert server.get("run", run=run).status_code == 200
+    workers = server.workers()
+    assert workers
+    for process in workers:
+        process.send_signal(signal.SIGKILL)
+    psutil.wait_procs(workers, timeout=10)
+    assert server.get("run", run=run).status_code == 200
+    assert server.get("runs").status_code == 200
+    assert not {w.pid for w in server.workers()} & {w.pid for w in workers}
+
+
+def test_workers_are_killed_while_they_are_asked(server):
+    run = server.run_id("good")
+    ended = threading.Event()
+
+    def kill():
+        while not ended.is_set():
+            for process in server.workers():
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(signal.SIGKILL)
+            ended.wait(0.4)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        statuses = [server.get("run", run=run).status_code for _ in range(6)]
+    finally:
+        ended.set()
+        killer.join()
+    assert set(statuses) <= {200, 422, 503}
+    assert server.get("run", run=run).status_code == 200
+
+
+@contextlib.contextmanager
+def serving(folder, *, timeout_s=30.0, patience_s=10.0):
+    """A server in a thread, so that its limits can be short."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(512)
+        port = listening.getsockname()[1]
+        rules = Rules.of(token=None, port=port, host="127.0.0.1")
+        app = make_app(str(folder), rules, timeout_s=timeout_s)
+        config = uvicorn.Config(
+            app, log_level="error", ws="none", http=patient_protocol(patience_s)
+        )
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+                yield client, port
+        finally:
+            server.should_exit = True
+            thread.join(20)
+
+
+def test_a_question_that_takes_too_long_is_given_up(folder):
+    before = {p.pid for p in psutil.Process().children()}
+    with serving(folder, timeout_s=3.0) as (client, _):
+        rows = client.get("/api/runs").json()["spec"]["runs"]
+        run = next(row["id"] for row in rows if row["name"] == "good")
+        assert client.get("/api/run", params={"run": run}).status_code == 200
+        for process in psutil.Process().children():
+            if process.pid not in before:
+                process.suspend()
+        began = time.monotonic()
+        found = client.get("/api/run", params={"run": run})
+        assert found.status_code == 504
+        assert found.json()["error"]["code"] == "timeout"
+        assert "takes longer than 3 s" in found.json()["error"]["message"]
+        assert time.monotonic() - began < 10
+        assert client.get("/api/run", params={"run": run}).status_code == 200
+
+
+def test_connections_that_say_nothing_are_ended(folder):
+    with serving(folder, patience_s=0.5) as (client, port), contextlib.ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(20)
+        ]
+        slow = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        slow.sendall(b"GET / HTTP/1.1\r\nHost: ")
+        assert client.get("/api/server").status_code == 200
+        for one in (*silent, slow):
+            one.settimeout(10)
+            with contextlib.suppress(ConnectionResetError):
+                assert one.recv(100) == b"", "the server has hung up"
+        time.sleep(0.7)
+        assert client.get("/api/server").status_code == 200, "answers are no silence"
+
+
+def test_more_visitors_than_fit_are_sent_away_and_the_others_served(server):
+    held = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(60)]
+    try:
+        with ThreadPoolExecutor(40) as pool:
+            run = server.run_id("good")
+            head = {"authorization": f"Bearer {server.token}"}
+
+            def ask(i):
+                url = f"{server.base}api/lines?run={run}&columns={8 + i}"
+                return httpx.get(url, headers=head, timeout=60, verify=False).status_code
+
+            statuses = list(pool.map(ask, range(80)))
+    finally:
+        for one in held:
+            one.close()
+    assert set(statuses) <= {200, 503}
+    assert statuses.count(200) > 10
+    assert server.get("run", run=run).status_code == 200
+
+
+def test_too_many_questions_for_one_worker_are_refused_at_once(folder):
+    async def crowd():
+        one = Worker(str(folder), 30)
+        asked = [one.ask({"view": "stamps", "runs": []}) for _ in range(100)]
+        replies = await asyncio.gather(*asked)
+        await one.close()
+        return [reply.status for reply in replies]
+
+    statuses = asyncio.run(crowd())
+    assert statuses.count(200) == 64
+    assert statuses.count(503) == 36
+
+
+def test_a_question_of_a_gigabyte_is_refused_before_it_is_read(server):
+    def send(first: bytes, more: bytes) -> bytes:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as one:
+            one.sendall(first)
+            said = b""
+            try:
+                for _ in range(1024):  # a gigabyte, if somebody took it
+                    one.sendall(more)
+                    one.settimeout(0.01)
+                    with contextlib.suppress(TimeoutError):
+                        said = one.recv(4096)
+                        break
+                    one.settimeout(20)
+            except OSError:
+                pass
+            return said
+
+    before = psutil.Process(server.process.pid).memory_info().rss
+    block = b"x" * (1 << 20)
+    address = send(b"GET /api/lines?run=", block)
+    assert address == b"" or address.startswith(b"HTTP/1.1 400")
+    head = f"POST /api/runs HTTP/1.1\r\nHost: {server.host}\r\nContent-Length: {1 << 30}\r\n\r\n"
+    body = send(head.encode(), block)
+    assert body == b"" or body.startswith(b"HTTP/1.1 405")
+    header = send(f"GET / HTTP/1.1\r\nHost: {server.host}\r\nX: ".encode(), block)
+    assert header == b"" or header.startswith(b"HTTP/1.1 400")
+    assert psutil.Process(server.process.pid).memory_info().rss - before < 64 << 20
+    assert server.get("runs").status_code == 200
+
+
+def test_the_widest_questions_are_bounded(server):
+    run = server.run_id("good")
+    for view, more in {
+        "heat": {"columns": 8192, "rows": 8192},
+        "kymograph": {"site": "a/output/0", "columns": 8192, "cells": 512},
+        "lines": {"columns": 8192},
+        "search": {"limit": 500},
+        "tint": {"columns": 512},
+    }.items():
+        assert server.get(view, run=run, **more).status_code == 200
+        wider = {k: 10**9 if isinstance(v, int) else v for k, v in more.items()}
+        assert server.get(view, run=run, **wider).status_code == 400
+
+
+@pytest.fixture
+def desk(folder):
+    found = Desk(str(folder))
+    yield found
+    for run in list(found._open):
+        found._close(run)
+
+
+def test_a_question_that_needs_too_much_memory_is_refused(desk, monkeypatch):
+    run = next(r.id for r in desk.shelf.runs() if r.name == "good")
+    subject = desk.subject(run)
+    with pytest.raises(Exception, match=r"(?i)memory") as caught:
+        subject.ask(
+            "select count(distinct (a.range * 100000 + b.range)::varchar || repeat('x', 200)) "
+            "from range(100000) a, range(1000) b"
+        )
+    assert refusal(caught.value)[:2] == (413, "too_much")
+    monkeypatch.setattr(worker, "MAX_ANSWER_BYTES", 100)
+    with pytest.raises(MemoryError) as caught:
+        answer(desk, {"view": "run", "run": run, "question": [("run", run)]})
+    assert refusal(caught.value)[:2] == (413, "too_much")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select * from read_text('/etc/passwd')",
+        "select * from read_csv_auto('/etc/passwd')",
+        "select * from '/etc/passwd'",
+        "select * from glob('/*')",
+        "select * from read_parquet('http://127.0.0.1:1/x.parquet')",
+        "copy (select 1) to '/tmp/sonde-was-here'",
+        "attach '/tmp/sonde-was-here.db'",
+        "install httpfs",
+        "load httpfs",
+        "set enable_external_access = true",
+        "pragma database_list",
+        "create table x as select 1",
+        "select getenv('HOME')",
+        "select 1; select 2",
+    ],
+)
+def test_a_run_in_a_worker_reads_its_own_files_and_nothing_else(desk, query):
+    run = next(r.id for r in desk.shelf.runs() if r.name == "good")
+    subject = desk.subject(run)
+    with pytest.raises(Exception, match=r"(?i)query failed|single `select`") as caught:
+        subject.ask(query)
+    status, _, message = refusal(caught.value)
+    assert status in {400, 500}
+    assert "root:" not in message
+    assert not os.path.exists("/tmp/sonde-was-here")
+    assert subject.ask("select count(*) as n from records")["n"][0].as_py() == 12
+
+
+def test_errors_that_nobody_foresaw_are_not_told_to_visitors():
+    for error in (ValueError("/home/me/secret"), KeyError("x"), duckdb.Error("at /home/me")):
+        status, code, message = refusal(error)
+        assert (status, code) == (500, "failed")
+        assert "/home" not in message
+
+
+def test_a_run_that_is_deleted_while_it_is_looked_at_is_told(start, tmp_path):
+    folder = tmp_path / "runs"
+    served.make_run(folder / "one", ["a"])
+    served.make_run(folder / "two", ["a"])
+    found = start(folder)
+    one, two = found.run_id("one"), found.run_id("two")
+    assert found.get("heat", run=one).status_code == 200
+    shutil.rmtree(folder / "one")
+    gone = found.get("heat", run=one)
+    assert gone.status_code == 404
+    assert gone.json()["error"]["code"] == "no_such_run"
+    assert found.get("heat", run=two).status_code == 200
+    assert [r["name"] for r in found.get("runs").json()["spec"]["runs"]] == ["two"]
+
+
+def test_copies_of_a_run_are_told_apart(start, tmp_path):
+    folder = tmp_path / "runs"
+    served.make_run(folder / "one", ["a"], steps=2)
+    shutil.copytree(folder / "one", folder / "copy")
+    found = start(folder)
+    ids = {r["name"]: r["id"] for r in found.get("runs").json()["spec"]["runs"]}
+    assert len(set(ids.values())) == 2
+    for run in ids.values():
+        assert found.get("run", run=run).json()["spec"]["recorded_steps"] == 2
+
+
+def test_a_folder_that_may_not_be_written_is_read_and_left_alone(start, tmp_path):
+    folder = tmp_path / "runs"
+    served.make_run(folder / "one", ["a"])
+    before = sorted(str(p) for p in folder.rglob("*"))
+    paths = [folder, *folder.rglob("*")]
+    for path in paths:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        found = start(folder)
+        assert found.get("heat", run=found.run_id("one")).status_code == 200
+        assert sorted(str(p) for p in folder.rglob("*")) == before
+    finally:
+        for path in paths:
+            path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_the_server(start, tmp_path, how):
+    served.make_run(tmp_path / "runs" / "one", ["a"])
+    found = start(tmp_path / "runs")
+    assert found.get("run", run=found.run_id("one")).status_code == 200
+    workers = found.workers()
+    assert workers
+    code = found.stop(how)
+    _, alive = psutil.wait_procs(workers, timeout=10)
+    assert not alive
+    assert "Traceback" not in found.said()
+    assert how == signal.SIGKILL or code in {0, 130, -how, 128 + how}
