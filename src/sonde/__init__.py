@@ -10,6 +10,10 @@ from sonde._version import VERSION as __version__  # noqa: N811
 
 if TYPE_CHECKING:
     from sonde.capture.active import attach as attach
+    from sonde.capture.active import attention as attention
+    from sonde.capture.active import is_watching as is_watching
+    from sonde.capture.active import log as log
+    from sonde.metrics.model import metric as metric
     from sonde.sketch import Sketch as Sketch
     from sonde.store.reader import Run as Run
     from sonde.store.reader import open_run as open  # noqa: A004  # sonde.open reads as intended
@@ -23,6 +27,10 @@ _LAZY = {
     "Sketch": ("sonde.sketch", "Sketch"),
     "Watch": ("sonde.watching", "Watch"),
     "attach": ("sonde.capture.active", "attach"),
+    "attention": ("sonde.capture.active", "attention"),
+    "is_watching": ("sonde.capture.active", "is_watching"),
+    "log": ("sonde.capture.active", "log"),
+    "metric": ("sonde.metrics.model", "metric"),
     "open": ("sonde.store.reader", "open_run"),
     "trace": ("sonde.tracing.wiring", "trace"),
     "unwatch": ("sonde.watching", "unwatch"),

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,6 +58,7 @@ def watch(
     rank: int | None = None,
     world_size: int | None = None,
     flush_s: float = 2.0,
+    reference: Any = None,
 ) -> Watch:
     """Record what happens inside of a model while it trains, into a run directory.
 
@@ -86,6 +87,8 @@ def watch(
         rank: Rank of this process; by default `RANK` in the environment, or 0.
         world_size: How many processes train together; by default `WORLD_SIZE`, or 1.
         flush_s: What is recorded is safe on disk after this many seconds.
+        reference: A model to compare with, see `Watch.set_reference`; `"init"` for a copy of this
+            one as it is now.
 
     Raises:
         SondeError: If something in the arguments is wrong; nothing has been changed then.
@@ -130,7 +133,14 @@ def watch(
     except BaseException as error:
         drain.close(f"failed: {type(error).__name__}", _CLOSE_TIMEOUT_S)
         raise
-    return Watch(session, drain, writer, voice, every)
+    made = Watch(session, drain, writer, voice, every)
+    if reference is not None:
+        try:
+            made.set_reference(reference)
+        except BaseException as error:
+            made.close(f"failed: {type(error).__name__}")
+            raise
+    return made
 
 
 def unwatch(model: Any) -> None:
@@ -253,6 +263,76 @@ class Watch:
         if self._session is None:
             return nullcontext()
         return self._session.capture.in_phase(name)
+
+    def add_metric(
+        self,
+        name: str | Callable[..., Any],
+        fn: Callable[..., Any] | None = None,
+        *,
+        kind: str | tuple[str, ...] | None = None,
+        where: Any = None,
+        reduce: Any = None,
+        every: Every | None = None,
+        against: str | None = None,
+    ) -> None:
+        """Have a function of tensors asked in every recorded step, and its numbers recorded.
+
+        Args:
+            name: What the metric is called; or a function decorated with `sonde.metric`; or the
+                name of one that Sonde or an installed package brings along.
+            fn: Takes a tensor and returns a number, a tensor, or a dict of these. A tensor is not
+                waited for, and each of its elements counts the same.
+            kind: Which tensors, `output` by default. Several kinds of one parameter or of one call
+                (`("update", "param")`) make a function of several tensors.
+            where: A glob or regular expression on paths, or anything that `include` takes.
+            reduce: `mean`, `sum`, `min`, `max`, or a function of all values of a step.
+            every: Ask only in some of the recorded steps.
+            against: `"reference"` for `fn(tensor, tensor_of_the_reference)`.
+
+        Raises:
+            SondeError: If something in the arguments is wrong.
+        """
+        if self._is_off():
+            return
+        assert self._session is not None
+        from sonde.capture.torch import adding
+
+        adding.add_metric(
+            self._session.observer,
+            name,
+            fn,
+            kind=kind,
+            where=where,
+            reduce=reduce,
+            every=every,
+            against=against,
+        )
+
+    def set_reference(self, model: Any, *, device: Any = None, run: bool = True) -> None:
+        """Compare with another model of the same structure; `"init"` is a copy of this one as it is
+        now; None is none any more.
+
+        Its forward is run by you, before that of the watched model and on the same inputs, inside
+        of `paused()` or not; where you do not, Sonde does, unless `run=False`. With `device="cpu"`
+        it needs no memory of the GPU, and training waits for its inputs to come over.
+        """
+        if self._is_off():
+            return
+        assert self._session is not None
+        from sonde.capture.torch import adding
+
+        adding.set_reference(self._session.observer, model, device=device, run=run)
+
+    def metrics(self, step: int | None = None) -> dict[str, float]:
+        """Metrics and scalars of a step that has ended, the last one by default, as a flat dict for
+        any logger: `activation/h.0.mlp/rms`, `gradient/h.0.mlp.weight/norm`, `loss`.
+
+        Waits for numbers that are still on their way from a device. Only the last few steps are
+        kept; `sonde.open` has all of them.
+        """
+        if self._session is None:
+            return {}
+        return self._session.observer.numbers_of(step)
 
     def watches(self, model: Any) -> bool:
         """Whether this is the watch of that model."""

@@ -1,7 +1,7 @@
-"""Who is watching now: how code inside of a model finds the captures that want to hear from it.
+"""Who is watching now: how code inside of a model finds those that want to hear from it.
 
-The one piece of state that belongs to the process: `sonde.attach` is called without a watch in
-hand.
+The one piece of state that belongs to the process: `sonde.attach`, `sonde.log` and their like are
+called without a watch in hand. All of them do nothing when nobody watches.
 """
 
 from __future__ import annotations
@@ -19,24 +19,42 @@ class Listening(Protocol):
         """Take a named tensor. `Any`: of whichever framework."""
 
 
+class Observing(Protocol):
+    """What takes numbers from inside of a model."""
+
+    def is_watching(self) -> bool:
+        """Whether something that is logged now would be recorded."""
+        ...
+
+    def log(self, name: str, value: Any, reduce: Any) -> None:
+        """Take a number or a tensor of numbers."""
+
+    def attention(self, query: Any, key: Any, value: Any, output: Any, **how: Any) -> None:
+        """Take a call of attention."""
+
+
 _ACTIVE: tuple[Listening, ...] = ()
 """Never changed in place: compiled code that attaches is compiled anew when somebody else
 watches."""
 
+_OBSERVING: tuple[Observing, ...] = ()
 
 _LOCK = threading.Lock()
 
 
-def add(capture: Listening) -> None:
-    global _ACTIVE
+def add(capture: Listening, observer: Observing | None = None) -> None:
+    global _ACTIVE, _OBSERVING
     with _LOCK:
         _ACTIVE = (*_ACTIVE, capture)
+        if observer is not None:
+            _OBSERVING = (*_OBSERVING, observer)
 
 
-def discard(capture: Listening) -> None:
-    global _ACTIVE
+def discard(capture: Listening, observer: Observing | None = None) -> None:
+    global _ACTIVE, _OBSERVING
     with _LOCK:
         _ACTIVE = tuple(c for c in _ACTIVE if c is not capture)
+        _OBSERVING = tuple(o for o in _OBSERVING if o is not observer)
 
 
 def attach(x: T, name: str) -> T:
@@ -51,3 +69,43 @@ def attach(x: T, name: str) -> T:
     for capture in _ACTIVE:
         capture.attach(x, name)
     return x
+
+
+def is_watching() -> bool:
+    """Whether the step is recorded that this code belongs to: whether logging now has an effect."""
+    return any(observer.is_watching() for observer in _OBSERVING)
+
+
+def log(name: str, value: Any, *, reduce: Any = "mean") -> None:
+    """Record a number, or the numbers of a tensor, from inside of a model: as a metric of the
+    module that is being called.
+
+    What is logged under one name in a step is put together, every element counting the same:
+    `reduce` is `mean`, `sum`, `min`, `max` or a function of all of them. Nothing waits for a
+    tensor, and nothing happens when nobody watches.
+
+        def forward(self, x):
+            gate = self.gate(x).sigmoid()
+            sonde.log("open", gate)
+    """
+    for observer in _OBSERVING:
+        observer.log(name, value, reduce)
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any = None,
+    *,
+    output: Any = None,
+    mask: Any = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> None:
+    """Record a call of attention that Sonde cannot hear of by itself: a kernel of your own.
+
+    Tensors are (batch, heads, length, width), as `scaled_dot_product_attention` takes them; keys
+    and values may have fewer heads. The mask is boolean (true takes part) or added to the logits.
+    """
+    for observer in _OBSERVING:
+        observer.attention(query, key, value, output, mask=mask, is_causal=is_causal, scale=scale)

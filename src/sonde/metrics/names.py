@@ -50,21 +50,34 @@ class Label:
 def of_metric(
     metric: str, kinds: tuple[Kind, ...], module: str, slot: str, *, is_difference: bool
 ) -> Label:
-    """The label of a metric at a site. `slot` counts for parameters only."""
+    """The label of a metric at a site.
+
+    The first tensor of several that a module takes or returns has the metric's own name, the others
+    (`logits`) have theirs in front.
+    """
+    difference = "_difference" if is_difference else ""
+    if kinds[0] in PARAMETER_KINDS:
+        return _of_parameter(metric, kinds, module, slot, difference)
+    named = metric if slot == "0" else f"{slot}/{metric}"
+    if len(kinds) > 1:
+        return Label(module, named, f"{named}/{module or ROOT}")
     kind = kinds[0]
-    suffix = "_difference" if is_difference else ""
-    is_parameter = kind in PARAMETER_KINDS
-    before_clip = ""
-    if is_parameter and slot.endswith("/before_clip"):
-        slot, before_clip = slot.removesuffix("/before_clip"), "_before_clip"
-    path = f"{module}.{slot}" if is_parameter and module else slot if is_parameter else module
-    flat = "+".join(_FLAT.get(k, k) for k in kinds)
-    key = f"{flat}{suffix}{before_clip}/{path or ROOT}/{metric}"
-    kinds_ = "+".join(kinds)
-    if is_parameter:
-        return Label(module, f"{kinds_}{suffix}{before_clip}/{slot}/{metric}", key)
-    bare = kinds == ("output",) and not is_difference
-    return Label(module, metric if bare else f"{kinds_}{suffix}/{metric}", key)
+    key = f"{_FLAT.get(kind, kind)}{difference}/{module or ROOT}/{named}"
+    is_bare = kind == "output" and not is_difference
+    return Label(module, named if is_bare else f"{kind}{difference}/{named}", key)
+
+
+def _of_parameter(
+    metric: str, kinds: tuple[Kind, ...], module: str, slot: str, difference: str
+) -> Label:
+    stage = "_before_clip" if slot.endswith("/before_clip") else ""
+    slot = slot.removesuffix("/before_clip")
+    path = f"{module}.{slot}" if module else slot
+    if len(kinds) > 1:
+        return Label(module, f"{slot}/{metric}", f"{metric}/{path}")
+    kind = kinds[0]
+    key = f"{_FLAT.get(kind, kind)}{difference}{stage}/{path}/{metric}"
+    return Label(module, f"{kind}{difference}{stage}/{slot}/{metric}", key)
 
 
 def of_log(name: str, module: str | None) -> Label:

@@ -13,7 +13,8 @@ from sonde._errors import SondeError
 from sonde.capture import active
 from sonde.capture.drain import Drain
 from sonde.capture.plan import Plan, Schedule
-from sonde.capture.torch import naming, patches
+from sonde.capture.torch import arrivals, naming, patches
+from sonde.capture.torch.observing import Observer
 from sonde.capture.torch.optimizers import Optimizers
 from sonde.capture.torch.session import Capture
 
@@ -50,12 +51,13 @@ class Session:
         step: int,
     ) -> None:
         self.capture = Capture(model, plan, schedule, drain, step=step)
+        self.observer = Observer(self.capture)
         self.has_optimizer = bool(optimizers)
         self._optimizers = Optimizers(self.capture, optimizers)
         if not optimizers:
             self.capture.begun = self._optimizers.begin_by_hand
         patches.listen(self._optimizers)
-        active.add(self.capture)
+        active.add(self.capture, self.observer)
 
     @property
     def kernel(self) -> str:
@@ -82,17 +84,21 @@ class Session:
             except Exception as error:
                 refuse(f"`{name}` was not logged: {error}")
         if numbers:
-            self.capture.number(numbers, step=step)
+            label = self.capture.label if step is None else step
+            for name, number in numbers.items():
+                self.observer.remember(label, name, number)
+            self.capture.number(numbers, step=label)
 
     def end_by_hand(self) -> None:
         """`watch.step()`: the step ends now."""
         self._optimizers.end_by_hand()
 
     def close(self) -> None:
-        active.discard(self.capture)
+        active.discard(self.capture, self.observer)
         patches.forget(self._optimizers)
         self._optimizers.close()
         self.capture.close()
+        self.observer.close()
 
 
 def _selects_any(model: nn.Module, plan: Plan) -> bool:
@@ -133,6 +139,5 @@ def _number(value: Any) -> float | Callable[[], float]:
             )
         if value.device.type == "cpu":
             return float(value.detach())
-        kept = value.detach().clone()
-        return lambda: float(kept)
+        return arrivals.number(value)
     return float(value)

@@ -1,0 +1,455 @@
+"""The observer: everything about a watched model that is a number and not a sketch.
+
+A capture meets tensors and calls the observer, if there is one, with each: a tensor at a spot, a
+module that is entered or left, parameters around an update. The observer asks the metrics that
+want it, and hands what they said to the drain when the step ends.
+
+Whatever a metric does, training goes on: one that raises is told of once and asked no more at that
+place; random numbers, gradients and autocast are as they were. No value is waited for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from sonde.capture.drain import Numbers
+from sonde.capture.leaves import leaves
+from sonde.capture.rows import Spot
+from sonde.capture.torch import attention
+from sonde.capture.torch.choices import Choices, Use
+from sonde.capture.torch.heads import Heads
+from sonde.capture.torch.passes import current_backward
+from sonde.capture.torch.pipeline import Pipeline, Stages
+from sonde.capture.torch.reference import Reference, first_tensor
+from sonde.capture.torch.replaying import Replaying
+from sonde.capture.torch.tables import difference
+from sonde.capture.torch.tallies import Sent, Tallies
+from sonde.capture.torch.tap import Tap
+from sonde.capture.torch.untouched import Quiet
+from sonde.metrics import names
+from sonde.metrics.model import MODULE_KINDS, Metric, Reduce
+from sonde.metrics.torch.attention import Call
+from sonde.record import Kind
+
+if TYPE_CHECKING:
+    from sonde.capture.torch.session import Capture
+
+_SLOW_NS: Final = 100_000_000
+"""A metric that takes longer in a step, and more than half of the step, is told of."""
+
+_REMEMBERED: Final = 8
+"""Steps whose numbers `watch.metrics` can still give."""
+
+
+class Observer:
+    """Asks metrics about what a capture meets."""
+
+    def __init__(self, capture: Capture) -> None:
+        self.capture = capture
+        self.tallies = Tallies()
+        self.kinds: frozenset[Kind] = frozenset()
+        self.follows_calls = False
+        self.reference: Reference | None = None
+        self.replaying: Replaying | None = None
+        self.pipeline: Pipeline | None = None
+        self.heads: Heads | None = None
+        self._choices = Choices(lambda: capture.structure)
+        self._given: dict[tuple[str, int], Tensor | None] = {}
+        self._failed: set[str] = set()
+        self._told: set[tuple[str, str]] = set()
+        self._spent_ns: dict[str, int] = {}
+        self._began_ns = time.perf_counter_ns()
+        self._recent: dict[int, list[Sent | tuple[str, Any]]] = {}
+
+    # -- what is asked for ---------------------------------------------------------------------
+
+    def add(self, metric: Metric) -> None:
+        """Ask this metric too, from now on."""
+        with self.capture.lock:
+            self._choices.add(metric)
+            is_joint = len(metric.kinds) > 1 and metric.kinds[0] in MODULE_KINDS
+            self._changed(metric.kinds, follows=is_joint or metric.against is not None)
+
+    def has(self, metric: Metric) -> bool:
+        """Whether there is one that would be called the same."""
+        key = (metric.name, metric.kinds, metric.against)
+        return any(key == (m.name, m.kinds, m.against) for m in self._choices.metrics)
+
+    def compare_with(self, reference: Reference | None) -> None:
+        """Have another model to compare with, or none."""
+        with self.capture.lock:
+            if self.reference is not None:
+                self.reference.close()
+            self.reference = reference
+            if reference is not None:
+                reference.wants_output = self._compares
+                reference.wants_input = self._replays
+            self._changed((), follows=True)
+
+    def replay(self, replaying: Replaying) -> None:
+        """Make the refined coordinate check."""
+        with self.capture.lock:
+            self.replaying = replaying
+            self._changed((), follows=True)
+
+    def follow_gradients(self, pipeline: Pipeline) -> None:
+        """Follow gradients from backward to update."""
+        with self.capture.lock:
+            self.pipeline = pipeline
+            self._changed(("param_grad", "update"), follows=False)
+
+    def listen(self, heads: Heads) -> None:
+        """Listen to attention."""
+        self.heads = heads
+        root = self.capture.root
+        if root is not None:
+            attention.listen(heads, root)
+        self._changed((), follows=False)
+
+    def close(self) -> None:
+        if self.heads is not None:
+            attention.forget(self.heads)
+        if self.reference is not None:
+            self.reference.close()
+        if self.pipeline is not None:
+            self.pipeline.end()
+
+    def _changed(self, kinds: Sequence[Kind], *, follows: bool) -> None:
+        self.kinds |= frozenset(kinds)
+        self.follows_calls |= follows
+        self.capture.observe(self)
+
+    # -- what the capture meets ----------------------------------------------------------------
+
+    def see(self, spot: Spot, x: Tensor) -> None:
+        """A tensor at a spot: a value, a gradient, a parameter."""
+        uses = self._choices.at(spot)
+        if not uses or (spot.kind in MODULE_KINDS and not _is_real(x)):
+            return
+        when = (spot.phase, self.capture._step_of(spot.phase))
+        with Quiet(x.device):
+            for use in uses:
+                if use.is_off:
+                    continue
+                if use.metric.against is None:
+                    self._ask(use, (x.detach(),), when)
+                elif (other := self._other(spot, x)) is not None:
+                    self._ask(use, (x.detach(), other), when)
+
+    def began_pass(self, phase: str) -> None:
+        """The model is about to be called."""
+        if self.reference is not None:
+            self.reference.begin_pass()
+        if self.pipeline is not None and phase == "train" and not self.pipeline.is_on:
+            every = self.pipeline.every
+            if every is None or every(self.capture.step):
+                stages: Stages = self.tallies.entry(
+                    "gradient", ("train", self.capture.step), Stages
+                )
+                self.pipeline.begin(stages, self.capture.structure.parameters)
+
+    def entered(self, tap: Tap, call: int, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """A module is about to be called."""
+        self._guarded(tap.path, lambda: self._entered(tap, call, module, args, kwargs))
+
+    def left(self, tap: Tap, call: int, module: nn.Module, output: Any, phase: str) -> None:
+        """A module has returned."""
+        self._guarded(tap.path, lambda: self._left(tap, call, module, output, phase))
+
+    def gradients(
+        self,
+        where: Sequence[tuple[str, str]],
+        parameters: Sequence[Tensor],
+        grads: Any,
+        suffix: str,
+    ) -> None:
+        """Gradients of parameters: about to be clipped (`/before_clip`), or about to be used."""
+        if self.pipeline is None or not self.pipeline.is_on:
+            return
+        told = self.pipeline.clipping if suffix else self.pipeline.used
+        for (path, name), p, grad in zip(where, parameters, grads, strict=True):
+            if grad is not None:
+                told(path, name, p, grad)
+
+    def updated(self, spot: Spot, p: Tensor, old: Tensor) -> None:
+        """The optimizer has changed a parameter."""
+        uses = self._choices.at(spot)
+        follows = self.pipeline is not None and self.pipeline.is_on
+        if not uses and not follows:
+            return
+        change = difference(p, old)
+        if follows and self.pipeline is not None:
+            self.pipeline.updated(spot.path, spot.slot, change, p.grad)
+        when = ("train", self.capture.step)
+        known = {"update": change, "param": old, "param_grad": p.grad}
+        with Quiet(p.device):
+            for use in uses:
+                tensors = [known[k] for k in use.metric.kinds]
+                if not use.is_off and all(x is not None for x in tensors):
+                    self._ask(use, tuple(x.detach() for x in tensors if x is not None), when)
+
+    def scaled(self, scale: Tensor | None) -> None:
+        """A gradient scaler is about to run the optimizer."""
+        if self.pipeline is not None:
+            self.pipeline.scaled(scale)
+
+    # -- from inside of a model ----------------------------------------------------------------
+
+    def is_watching(self) -> bool:
+        """Whether something that is logged now would be recorded."""
+        capture = self.capture
+        if capture.asleep or current_backward() != -1:
+            return False
+        at = capture._pass()
+        if at.stack:
+            return not at.is_outside and capture._wants(at.phase)
+        return capture.recording
+
+    def log(self, name: str, value: Any, reduce: Reduce) -> None:
+        """A number or tensor from inside of a module, or from a loop."""
+        if torch.compiler.is_compiling() or not self.is_watching():
+            return
+        capture = self.capture
+        if capture.observer is None:
+            self._changed(("attach",), follows=False)  # to know in which module we are
+        at = capture._pass()
+        phase = at.phase if at.stack else capture._forced or "train"
+        path = at.stack[-1][0].path if at.stack else None
+        if at.stack and not at.stack[-1][0].selected:
+            return
+        when = (phase, capture._step_of(phase))
+        label = names.of_log(name, path)
+
+        def put() -> None:
+            given = value.detach() if isinstance(value, Tensor) else value
+            origin = given if isinstance(given, Tensor) else None
+            self.tallies.add(label, reduce, given, when=when, origin=origin)
+
+        self._guarded(f"log of {name}", put)
+
+    def attention(self, query: Tensor, key: Tensor, value: Any, output: Any, **how: Any) -> None:
+        """Attention that a model computes in a way that we do not know, told by itself."""
+        if torch.compiler.is_compiling() or not self.is_watching():
+            return
+        if self.heads is None:
+            self.heads = Heads(self.capture, self.tallies, None, None)
+            self._changed((), follows=False)
+        if self.heads.is_listening:
+            heads = self.heads
+            call = Call(query, key, how["mask"], how["is_causal"], how["scale"])
+            heard = attention.Heard(call, None, query, key, value, output)
+            self._guarded("attention", lambda: heads.called(heard))
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def end_step(self) -> None:
+        """Send what metrics said since the last step ended."""
+        self._guarded("metrics", self._end_step)
+
+    def remember(self, step: int, name: str, value: Any) -> None:
+        """A scalar that was logged for a step, for `numbers_of`."""
+        self._room_for(step).append((name, value))
+
+    def numbers_of(self, step: int | None) -> dict[str, float]:
+        """The numbers of a step (the last one by default) by flat key. Waits for them."""
+        if step is None:
+            step = max(self._recent, default=0)
+        found: dict[str, float] = {}
+        for one in list(self._recent.get(step, [])):
+            if isinstance(one, Sent):
+                found |= one.flat()
+            else:
+                found[one[0]] = one[1]() if callable(one[1]) else one[1]
+        return found
+
+    def _end_step(self) -> None:
+        if self.reference is not None:
+            self.reference.end_step()
+        if self.replaying is not None:
+            self.replaying.end_step()
+        if self.heads is not None:
+            self.heads.end_step()
+        if self.pipeline is not None:
+            self.pipeline.end()
+        self._given.clear()
+        with Quiet(torch.device("cpu")):
+            sent = self.tallies.take(self._reduction_failed)
+        for (phase, step), numbers in sent.items():
+            self._room_for(step).append(numbers)
+            self.capture.drain.put(
+                Numbers(
+                    step,
+                    phase,
+                    [label.name for label in numbers.labels],
+                    [label.module for label in numbers.labels],
+                    [_Value(self, numbers, i) for i in range(len(numbers.labels))],
+                )
+            )
+        self._notice_slow_ones()
+
+    def _room_for(self, step: int) -> list[Any]:
+        found = self._recent.setdefault(step, [])
+        while len(self._recent) > _REMEMBERED:
+            del self._recent[min(self._recent)]
+        return found
+
+    def _notice_slow_ones(self) -> None:
+        now = time.perf_counter_ns()
+        for name, spent in self._spent_ns.items():
+            if spent > _SLOW_NS and spent > (now - self._began_ns) / 2:
+                share = spent / (now - self._began_ns)
+                self.tell_once(name, "metric_slow", f"took {share:.0%} of a step")
+        self._spent_ns.clear()
+        self._began_ns = now
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def tell_once(self, name: str, code: str, text: str) -> None:
+        """Something about a metric that the run should say, but only once."""
+        if (name, code) not in self._told:
+            self._told.add((name, code))
+            self.capture.troubles.tell(code, text, where=name, level="warning")
+
+    def _entered(self, tap: Tap, call: int, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self.reference is not None:
+            if tap.is_root:
+                self.reference.run(module, args, kwargs)
+            if self._replays(tap.path) and self.replaying is not None:
+                self.replaying.entered(self.reference, tap.path, call, module, args, kwargs)
+        if self._choices.joint(tap.path):
+            self._given[tap.path, call] = first_tensor(args, kwargs)
+
+    def _left(self, tap: Tap, call: int, module: nn.Module, output: Any, phase: str) -> None:
+        when = (phase, self.capture._step_of(phase))
+        if self.reference is not None:
+            if self.replaying is not None:
+                with Quiet(_device_of(output)):
+                    self.replaying.left(self.reference, tap.path, call, module, output, when)
+            self.reference.drop(tap.path, call)
+        uses = self._choices.joint(tap.path)
+        if uses:
+            given = self._given.pop((tap.path, call), None)
+            returned = next((x for _, x in leaves(output, Tensor, 1)), None)
+            for use in uses:
+                self._join(use, given, returned, when)
+
+    def _join(
+        self, use: Use, given: Tensor | None, returned: Tensor | None, when: tuple[str, int]
+    ) -> None:
+        """Have a metric of several tensors of a call asked when the last of them is there."""
+        known: dict[str, Tensor] = {}
+        handles: list[Any] = []
+
+        def arrived(kind: str, x: Tensor) -> None:
+            known[kind] = x.detach()
+            if all(k in known for k in use.metric.kinds):
+                with self.capture.lock, Quiet(x.device):
+                    self._ask(use, tuple(known[k] for k in use.metric.kinds), when)
+                for handle in handles:
+                    handle.remove()
+                known.clear()
+
+        for kind in use.metric.kinds:
+            x = given if kind.startswith("input") else returned
+            if x is None or use.is_off or not _is_real(x):
+                return
+            if kind.endswith("_grad"):
+                if not x.requires_grad:
+                    return
+                handles.append(x.register_hook(lambda g, kind=kind: arrived(kind, g)))
+            else:
+                arrived(kind, x)
+
+    def _ask(self, use: Use, tensors: tuple[Tensor, ...], when: tuple[str, int]) -> None:
+        metric = use.metric
+        began = time.perf_counter_ns()
+        try:
+            if metric.every is not None and not metric.every(self.capture.step):
+                return
+            versions = [_version(x) for x in tensors]
+            if metric.passes_module:
+                value = metric.fn(*tensors, module=None if use.module is None else use.module())
+            else:
+                value = metric.fn(*tensors)
+            if versions != [_version(x) for x in tensors]:
+                raise RuntimeError("it wrote into the tensor that it was given")
+            self.tallies.add(use.label, metric.reduce, value, when=when, origin=tensors[0])
+        except Exception as error:
+            use.is_off = True
+            self._metric_failed(metric.name, use.label.key, error)
+        finally:
+            spent = time.perf_counter_ns() - began
+            self._spent_ns[metric.name] = self._spent_ns.get(metric.name, 0) + spent
+
+    def _metric_failed(self, name: str, where: str, error: Exception) -> None:
+        """Told once for a metric, however many places it fails at."""
+        if name not in self._failed:
+            self._failed.add(name)
+            self.capture.troubles.failed(f"metric {where}", error)
+
+    def _reduction_failed(self, key: str, error: Exception) -> None:
+        self._metric_failed(key, key, error)
+
+    def guard_gradient(self, act: Callable[[], None]) -> None:
+        """Do something in a hook of autograd's."""
+        self._guarded("gradients", act)
+
+    def _guarded(self, where: str, act: Callable[[], None]) -> None:
+        try:
+            with self.capture.lock:
+                act()
+        except Exception as error:
+            self.capture.troubles.failed(f"metrics at {where or '.'}", error)
+
+    def _compares(self, path: str) -> bool:
+        """Whether what the reference returns there will be needed."""
+        return self._replays(path) or self._choices.compares(path)
+
+    def _replays(self, path: str) -> bool:
+        replaying = self.replaying
+        if replaying is None or not replaying.wants(path, self._choices.module(path)):
+            return False
+        return replaying.every is None or replaying.every(self.capture.step)
+
+    def _other(self, spot: Spot, x: Tensor) -> Tensor | None:
+        if self.reference is None:
+            return None
+        if spot.kind == "param":
+            return self.reference.parameter(spot.site.path, x)
+        return self.reference.output(spot.path, spot.call, spot.slot, x)
+
+
+class _Value:
+    """A number of a step on its way. Whoever calls it waits; NaN is told of once."""
+
+    __slots__ = ("_i", "_observer", "_sent")
+
+    def __init__(self, observer: Observer, sent: Sent, i: int) -> None:
+        self._observer = observer
+        self._sent = sent
+        self._i = i
+
+    def __call__(self) -> float:
+        value = self._sent.values()[self._i]
+        if value != value:  # noqa: PLR0124  # what is not itself is NaN
+            name = self._sent.labels[self._i].name
+            self._observer.tell_once(name, "metric_nan", "is not a number")
+        return value
+
+
+def _is_real(x: Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
+
+
+def _version(x: Tensor) -> int:
+    return 0 if x.is_inference() else x._version
+
+
+def _device_of(output: Any) -> torch.device:
+    found = leaves(output, Tensor, 1)
+    return found[0][1].device if found else torch.device("cpu")
