@@ -141,26 +141,23 @@ def read(
         "order by step, rank, attempt, ordinal, part",
         chosen.parameters,
     )
-    groups: dict[tuple[int, int, int], _Group] = {}
-    for row in found.to_pylist():
-        key = (row["rank"], row["attempt"], row["ordinal"])
-        groups.setdefault(key, _Group()).rows.append(row)
-    whole = [g.rows for g in groups.values() if g.rows[0]["kind"] in ("tensor", "value")]
-    firsts = [rows[0] for rows in whole]
-    is_tensor = [row["kind"] == "tensor" for row in firsts]
-    return Traced(
-        names=[row["name"] for row in firsts],
-        iterations=[row["step"] for row in firsts],
-        ranks=[row["rank"] for row in firsts],
-        values=Values(TensorReader(run.path), whole),
-        calls=[row["call"] for row in firsts],
-        lines=[row["line"] for row in firsts],
-        phases=[row["phase"] for row in firsts],
-        dtypes=[row["dtype"] if t else None for row, t in zip(firsts, is_tensor, strict=True)],
-        shapes=[
-            tuple(row["shape"]) if t else None for row, t in zip(firsts, is_tensor, strict=True)
-        ],
+    return _traced(run, found)
+
+
+def latest(run: Run, *, step: int | None = None, rank: int | None = None) -> Traced:
+    """The last value of each name on each line that gave it one, up to a step."""
+    chosen = Selection(["not replaced", "kind in ('tensor', 'value')"]).equal("rank", rank)
+    if step is not None:
+        chosen.add("step <= ?", step)
+    found = run._ask(
+        "with last as (select rank, attempt, ordinal from traces "
+        f"where {chosen.where} qualify row_number() over (partition by name, line "
+        "order by step desc, attempt desc, rank, ordinal desc) = 1) "
+        f"select {_COLUMNS} from traces join last using (rank, attempt, ordinal) "
+        "order by line, ordinal, part",
+        chosen.parameters,
     )
+    return _traced(run, found)
 
 
 def listing(run: Run) -> Any:  # pa.Table
@@ -191,6 +188,30 @@ def sources(run: Run) -> dict[str, Source]:
     return found
 
 
+def _traced(run: Run, found: Any) -> Traced:  # Any: a pa.Table with rows of single arrays
+    """Values, each put together from its rows."""
+    groups: dict[tuple[int, int, int], _Group] = {}
+    for row in found.to_pylist():
+        key = (row["rank"], row["attempt"], row["ordinal"])
+        groups.setdefault(key, _Group()).rows.append(row)
+    whole = [g.rows for g in groups.values() if g.rows[0]["kind"] in ("tensor", "value")]
+    firsts = [rows[0] for rows in whole]
+    is_tensor = [row["kind"] == "tensor" for row in firsts]
+    return Traced(
+        names=[row["name"] for row in firsts],
+        iterations=[row["step"] for row in firsts],
+        ranks=[row["rank"] for row in firsts],
+        values=Values(TensorReader(run.path), whole),
+        calls=[row["call"] for row in firsts],
+        lines=[row["line"] for row in firsts],
+        phases=[row["phase"] for row in firsts],
+        dtypes=[row["dtype"] if t else None for row, t in zip(firsts, is_tensor, strict=True)],
+        shapes=[
+            tuple(row["shape"]) if t else None for row, t in zip(firsts, is_tensor, strict=True)
+        ],
+    )
+
+
 def _names(run: Run, pattern: str) -> list[str]:
     """The names that were traced and are meant."""
     rows = run._ask("select distinct name from traces where kind <> 'source' order by name")
@@ -199,7 +220,7 @@ def _names(run: Run, pattern: str) -> list[str]:
         return [pattern]
     if not known:
         raise SondeError(f"Nothing was traced in `{run.name}`. `sonde.trace(model, [...])` does.")
-    found = [name for name in known if _matches(pattern, name)]
+    found = [name for name in known if matches(pattern, name)]
     if not found:
         import difflib
 
@@ -209,7 +230,7 @@ def _names(run: Run, pattern: str) -> list[str]:
     return found
 
 
-def _matches(pattern: str, name: str) -> bool:
+def matches(pattern: str, name: str) -> bool:
     """As in `sonde.trace`: `*` is one component of a name, `**` any number of them."""
     return _parts_match(pattern.split("."), name.split("."))
 
