@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, Final, get_args
+from functools import lru_cache
+from typing import Final, get_args
 
 import pyarrow as pa
 
@@ -25,36 +25,24 @@ def from_rows(rows: pa.Table) -> Graph:
     """The union of all rows that `ROWS` selects."""
     modules, nodes, edges, notes = [], [], [], []
     passes = 0
-    for row in rows.to_pylist():
-        count = int(row["count"] or 0)
-        match row["what"]:
+    ports = lru_cache(maxsize=4096)(_ports)  # thousands of calls have the same
+    for what, name, target, module, call, kind, parent, cls, inputs, outputs, text, count in zip(
+        *(column.to_pylist() for column in rows.columns), strict=True
+    ):
+        n = int(count or 0)
+        match what:
             case "module":
-                found = GraphModule(
-                    _text(row, "id"), _text(row, "type"), _text(row, "text"), max(count, 0)
-                )
-                modules.append(found)
-            case "node" if row["kind"] in _KINDS:
-                nodes.append(_node(row, count))
+                modules.append(GraphModule(_text(name), _text(cls), _text(text), max(n, 0)))
+            case "node" if kind in _KINDS:
+                place = (_text(name), _text(module), int(call or 0), kind, _text(parent))
+                nodes.append(GraphNode(*place, ports(inputs), ports(outputs), n))
             case "edge":
-                edges.append(GraphEdge(_text(row, "id"), _text(row, "target"), count))
+                edges.append(GraphEdge(_text(name), _text(target), n))
             case "pass":
-                passes += max(count, 0)
+                passes += max(n, 0)
             case "note":
-                notes.append((_text(row, "id"), _text(row, "text")))
+                notes.append((_text(name), _text(text)))
     return Graph.of([GraphPart(0, modules, nodes, edges, passes, notes)])
-
-
-def _node(row: Mapping[str, Any], count: int) -> GraphNode:
-    return GraphNode(
-        id=_text(row, "id"),
-        module=_text(row, "module"),
-        call=int(row["call"] or 0),
-        kind=row["kind"],
-        parent=_text(row, "parent"),
-        inputs=_ports(row["inputs"]),
-        outputs=_ports(row["outputs"]),
-        count=count,
-    )
 
 
 def _ports(text: str | None) -> tuple[Port, ...]:
@@ -68,6 +56,5 @@ def _ports(text: str | None) -> tuple[Port, ...]:
         return ()
 
 
-def _text(row: Mapping[str, Any], column: str) -> str:
-    found = row[column]
+def _text(found: object) -> str:
     return found if isinstance(found, str) else ""
