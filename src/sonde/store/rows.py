@@ -46,13 +46,60 @@ class Rows:
     last_step: int | None
 
 
+class _Sites:
+    """The declared sites as columns, so that rows of them are made without a loop: this runs while
+    training runs, and a loop in Python would keep it waiting."""
+
+    def __init__(self, infos: dict[int, SiteInfo]) -> None:
+        self.infos = infos
+        self.ids = np.sort(np.fromiter(infos, np.int64, len(infos)))
+        # In the order of declaration, so that a name keeps its number when more are declared.
+        self._rank = np.argsort(np.argsort(np.fromiter(infos, np.int64, len(infos))))
+        known = list(infos.values())
+        self._calls = self._sorted([i.site.call for i in known], np.int32)
+        texts = {
+            "name": [i.site.name for i in known],
+            "module": [i.site.module for i in known],
+            "kind": [str(i.site.kind) for i in known],
+            "slot": [i.site.slot for i in known],
+            "dtype": [i.dtype for i in known],
+        }
+        self._entries: dict[str, pa.Array] = {}
+        self._codes: dict[str, NDArray[np.int32]] = {}
+        for name, values in texts.items():
+            entries: dict[str, int] = {}
+            codes = [entries.setdefault(v, len(entries)) for v in values]
+            self._entries[name] = pa.array(list(entries), pa.string())
+            self._codes[name] = self._sorted(codes, np.int32)
+
+    def names(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
+        """A number for the name of each of these sites; the same as long as sites are added."""
+        return self._codes["name"][np.searchsorted(self.ids, ids)]
+
+    def columns(self, ids: NDArray[np.int32]) -> dict[str, object]:
+        """What is known of these sites, a row each."""
+        at = np.searchsorted(self.ids, ids)
+        found: dict[str, object] = {"call": self._calls[at]}
+        for name, codes in self._codes.items():
+            used, places = np.unique(codes[at], return_inverse=True)
+            found[name] = pa.DictionaryArray.from_arrays(
+                pa.array(places.astype(np.int32)), self._entries[name].take(pa.array(used))
+            )
+        return found
+
+    def _sorted(self, values: Sequence[int], dtype: type[np.int32]) -> NDArray[np.int32]:
+        """By id."""
+        found = np.empty(len(values), dtype)
+        found[self._rank] = values
+        return found
+
+
 @dataclass(slots=True)
 class RowBuilder:
     """Turns batches of one attempt into rows."""
 
     attempt: Attempt
-    _infos: dict[int, SiteInfo] = field(default_factory=dict)
-    _codes: dict[str, int] = field(default_factory=dict)
+    _sites: _Sites = field(default_factory=lambda: _Sites({}))
     _last_steps: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     _number_keys: dict[tuple[str, str, str | None], int] = field(default_factory=dict)
     _ordinals: dict[str, int] = field(default_factory=dict)
@@ -60,9 +107,7 @@ class RowBuilder:
     def sites(self, declared: Sequence[tuple[SiteInfo, int]]) -> Rows:
         """Rows of newly declared sites, each with its time. Their ids are known from here on."""
         infos = [info for info, _ in declared]
-        for info in infos:
-            self._infos[info.id] = info
-            self._codes.setdefault(info.site.name, len(self._codes))
+        self._sites = _Sites({**self._sites.infos, **{info.id: info for info in infos}})
         first = self._take_ordinals(SITES, len(infos))
         columns = {
             "ordinal": pa.array(range(first, first + len(infos)), pa.int64()),
@@ -89,8 +134,8 @@ class RowBuilder:
             raise ValueError("bins do not fit their offsets")
         if len(s.bin_ids) and not 0 <= s.bin_ids.min() <= s.bin_ids.max() < N_BINS:
             raise ValueError("bin ids lie outside of 0..2047")
-        unknown = [i for i in batch.ids.tolist() if i not in self._infos]
-        if unknown:
+        unknown = batch.ids[~np.isin(batch.ids, self._sites.ids)]
+        if len(unknown):
             raise ValueError(f"site id {unknown[0]} was not declared")
 
     def sketches(self, batches: Sequence[tuple[SketchBatch, int]]) -> Rows:
@@ -102,7 +147,7 @@ class RowBuilder:
         columns: dict[str, object] = {
             "step": np.repeat([np.int64(b.step) for b, _ in batches], lengths),
             "phase": _strings([b.phase for b, _ in batches], lengths),
-            **self._site_columns(ids),
+            **self._sites.columns(ids),
             **_sketch_columns(parts),
             "t_ns": np.repeat([np.int64(t) for _, t in batches], lengths),
         }
@@ -169,19 +214,6 @@ class RowBuilder:
             arrays.append(values)
         return pa.Table.from_arrays(arrays, names=table.schema.names)
 
-    def _site_columns(self, ids: NDArray[np.int32]) -> dict[str, object]:
-        used, at = np.unique(ids, return_inverse=True)
-        infos = [self._infos[i] for i in used.tolist()]
-        sites = [info.site for info in infos]
-        return {
-            "name": _dictionary([s.name for s in sites], at),
-            "module": _dictionary([s.module for s in sites], at),
-            "kind": _dictionary([str(s.kind) for s in sites], at),
-            "call": np.array([s.call for s in sites], np.int32)[at],
-            "slot": _dictionary([s.slot for s in sites], at),
-            "dtype": _dictionary([i.dtype for i in infos], at),
-        }
-
     def _take_ordinals(self, table: Table, n: int) -> int:
         first = self._ordinals.get(table.name, 0)
         self._ordinals[table.name] = first + n
@@ -189,12 +221,10 @@ class RowBuilder:
 
     def _repeats(self, batch: SketchBatch) -> bool:
         """Whether a (step, phase, name) may have come before. Notes this batch as come."""
-        codes = np.array(
-            [self._codes[self._infos[i].site.name] for i in batch.ids.tolist()], np.int64
-        )
+        codes = self._sites.names(batch.ids)
         last = self._last_steps.get(batch.phase, np.empty(0, np.int64))
-        if len(last) < len(self._codes):
-            grown = np.full(2 * len(self._codes), _UNSEEN)
+        if len(last) < len(self._sites.ids):
+            grown = np.full(2 * len(self._sites.ids), _UNSEEN)
             grown[: len(last)] = last
             last = self._last_steps[batch.phase] = grown
         again = bool((last[codes] >= batch.step).any()) or len(np.unique(codes)) < len(codes)
