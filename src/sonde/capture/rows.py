@@ -150,15 +150,17 @@ class Window:
 class Rows:
     """The rows of one device, in the window that is being filled.
 
+    `device` is its number among its kind, -1 for the host.
     `open_row` gives the row to sketch into, `share` points a spot to a row that already holds the
     tensor, `take` ends the window.
     """
 
-    __slots__ = ("_next", "limit", "table", "window")
+    __slots__ = ("_next", "device", "limit", "table", "window")
 
-    def __init__(self, table: Table, limit: int) -> None:
+    def __init__(self, table: Table, limit: int, device: int = -1) -> None:
         self.table = table
         self.limit = limit
+        self.device = device
         self.window = Window()
         self._next = 0
 

@@ -5,7 +5,7 @@ every CUDA build of torch brings; the result is cached on disk. No framework is 
 rows and streams are addresses, so it serves whoever has them. All entries only launch; none waits.
 
     kernel = load(device=0)
-    kernel.one("float32", x, n, row, repeat=1, stream=stream)
+    kernel.one("float32", x, n, row, 1, stream)
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class Kernel:
         self._driver = driver
         self._entry: int = ctypes.cast(driver.cuLaunchKernel, c_void_p).value or 0
         self._multiprocessors = multiprocessors
+        self._is_quick = c.available()
         module = c_void_p()
         _check(driver, driver.cuModuleLoadData(byref(module), c_char_p(image)), "load the kernel")
         self._one = {
@@ -90,14 +91,16 @@ class Kernel:
         ]
 
     def one(
-        self, dtype: str, x: int, n: int, row: int, *, repeat: int, stream: int, gate: int = 0
+        self, dtype: str, x: int, n: int, row: int, repeat: int, stream: int, gate: int = 0
     ) -> None:
         """Add `n` values that lie dense in memory to a row, each seen `repeat` times."""
         function = self._one.get(dtype)
         if function is None:
             self.view(dtype, x, (n,), (1,), row, repeat=repeat, stream=stream, gate=gate)
         else:
-            self._launch(function, self._blocks(n), stream, x, n, row, repeat, gate)
+            most = self._multiprocessors * (2 if n > LARGE else 1)
+            blocks = min(n // VALUES_PER_BLOCK or 1, most)
+            self._launch(function, blocks, stream, x, n, row, repeat, gate)
 
     def view(
         self,
@@ -143,7 +146,7 @@ class Kernel:
         return min(max(n // VALUES_PER_BLOCK, 1), most)
 
     def _launch(self, function: int, blocks: int, stream: int, *arguments: int) -> None:
-        if c.available():
+        if self._is_quick:
             failed = c.launch(self._entry, function, blocks, THREADS, stream, *arguments)
         else:
             words = [c_uint64(a) for a in arguments]

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from sonde.capture.rows import Spot
 from sonde.capture.torch.hooks import MAX_SLOTS, GradHook
-from sonde.capture.torch.passes import Leaves, Pass
+from sonde.capture.torch.observing import Observer
+from sonde.capture.torch.passes import Leaves, Pass, Seen
 from sonde.capture.torch.recorder import Recorder
 from sonde.capture.torch.tap import Owner, Tap
 from sonde.capture.torch.troubles import Troubles
@@ -27,6 +28,7 @@ class Collector:
         self._recorder = recorder
         self._troubles = troubles
         self._leaves = Leaves()
+        self.observer: Observer | None = None
 
     def clear(self) -> None:
         """The step is over: no gradient of a leaf belongs to it any more."""
@@ -35,11 +37,36 @@ class Collector:
     def value(self, tap: Tap, at: Pass, kind: Kind, call: int, slot: str, x: Tensor) -> None:
         """A tensor as it is now."""
         seen = at.look(x)
-        seen.row = self._recorder.add(_spot(tap, kind, call, slot, at.phase), x, seen.row)
+        spot = _spot(tap, kind, call, slot, at.phase)
+        if kind in self._owner.plan.kinds:
+            seen.row = self._recorder.add(spot, x, seen.row)
+        if self.observer is not None:
+            self.observer.see(spot, x)
+
+    def output(self, tap: Tap, at: Pass, call: int, slot: str, x: Tensor, with_value: bool) -> None:
+        """What a module returned: its value, and its gradient when that is known."""
+        key = (call, slot, at.phase)
+        spots = tap.outputs.get(key)
+        if spots is None:
+            spots = tap.outputs[key] = (
+                _spot(tap, "output", call, slot, at.phase),
+                _spot(tap, "output_grad", call, slot, at.phase),
+            )
+        seen = at.look(x)
+        if with_value and self.observer is None:
+            seen.row = self._recorder.add(spots[0], x, seen.row)
+        elif with_value:
+            self.value(tap, at, "output", call, slot, x)
+        if tap.output_grad and x.requires_grad and not spots[1].off:
+            self._hook(seen, x, spots[1])
 
     def add(self, tap: Tap, at: Pass, kind: Kind, call: int, slot: str, x: Tensor) -> None:
         """A tensor as it is now, of which nothing is known: to be read in any case."""
-        self._recorder.add(_spot(tap, kind, call, slot, at.phase), x)
+        spot = _spot(tap, kind, call, slot, at.phase)
+        if kind in self._owner.plan.kinds:
+            self._recorder.add(spot, x)
+        if self.observer is not None:
+            self.observer.see(spot, x)
 
     def watch_gradient(
         self, tap: Tap, at: Pass, kind: Kind, call: int, slot: str, x: Tensor
@@ -48,22 +75,29 @@ class Collector:
         if not x.requires_grad:
             return
         spot = _spot(tap, kind, call, slot, at.phase)
-        if spot.off:
-            return
-        if x.grad_fn is None:
+        if not spot.off:
+            self._hook(at.look(x), x, spot)
+
+    def _hook(self, seen: Seen, x: Tensor, spot: Spot) -> None:
+        if seen.grad is not None:
+            seen.grad.spots.append(spot)
+        elif x.grad_fn is None:
             self._leaves.watch(x, spot, self._owner)
-            return
-        seen = at.look(x)
-        if seen.grad is None:
-            seen.grad = GradHook(self._owner)
+        else:
+            seen.grad = GradHook(self._owner, spot)
             x.register_hook(seen.grad)
-        seen.grad.spots.append(spot)
 
     def gradient(self, spots: list[Spot], grad: Tensor) -> None:
         """The gradient of a tensor that was met at these spots."""
         row = None
+        if self.observer is None:
+            for spot in spots:
+                row = self._recorder.add(spot, grad, row)
+            return
         for spot in spots:
-            row = self._recorder.add(spot, grad, row)
+            if spot.kind in self._owner.plan.kinds:
+                row = self._recorder.add(spot, grad, row)
+            self.observer.see(spot, grad)
 
     def limited(self, tap: Tap, found: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
         """As many tensors of a call as are told apart."""

@@ -71,18 +71,29 @@ class CudaTable:
             self._kernel.take(page.data_ptr(), _ROWS_PER_PAGE, 0, stream=self._stream())
 
     def add(self, index: int, x: Tensor, *, gated: bool = False) -> None:
-        values, repeat, zeros = plain.readable(x)
         address = self._bases[index >> 8] + (index & 255) * row.ROW_BYTES
+        gate = self._gate.data_ptr() if gated else 0
+        if torch._C._cuda_getDevice() != self._index:
+            with torch.cuda.device(self._index):
+                self._add(index, address, x, gate)
+        elif plain.is_plain(x) and x.is_contiguous():
+            self._kernel.one(
+                *(plain.DTYPES[x.dtype], x.data_ptr(), x.numel(), address, 1),
+                *(torch._C._cuda_getCurrentRawStream(self._index), gate),
+            )
+        else:
+            self._add(index, address, x, gate)
+
+    def _add(self, index: int, address: int, x: Tensor, gate: int) -> None:
+        """Whatever it is and wherever it lies."""
+        values, repeat, zeros = plain.readable(x)
         name = plain.DTYPES[values.dtype]
         stream = self._stream()
-        gate = self._gate.data_ptr() if gated else 0
         n = values.numel()
         if n == 0:
             pass
         elif plain.is_dense(values):
-            self._kernel.one(
-                name, values.data_ptr(), n, address, repeat=repeat, stream=stream, gate=gate
-            )
+            self._kernel.one(name, values.data_ptr(), n, address, repeat, stream, gate)
         else:
             if values.dim() > cuda.MAX_DIMENSIONS:
                 values = values.contiguous()

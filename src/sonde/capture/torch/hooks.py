@@ -124,9 +124,9 @@ class GradHook:
 
     __slots__ = ("owner", "spots")
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: Owner, spot: Spot) -> None:
         self.owner = owner
-        self.spots: list[Spot] = []
+        self.spots = [spot]
 
     def __call__(self, grad: Tensor | None) -> None:
         # There is none for an output of compiled code that nobody used.

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sonde.capture.drain import Later
 from sonde.capture.leaves import leaves
 from sonde.capture.rows import Spot
+from sonde.capture.torch import arrivals
 from sonde.capture.torch.hooks import MAX_SLOTS
 from sonde.capture.torch.naming import Named
 from sonde.capture.torch.recorder import Bundle, Kept
@@ -130,9 +131,11 @@ class Optimizers:
     def _see_clipped(self, parameters: Sequence[Tensor]) -> None:
         self._see_gradients(self._party(-2, list(parameters)), None, "/before_clip")
 
-    def scaler_begins(self, optimizer: object) -> None:
+    def scaler_begins(self, optimizer: object, scale: Tensor | None) -> None:
         """`GradScaler.step` was called for the optimizer, and may or may not run it."""
         self._stepped.discard(id(optimizer))
+        if self._capture.observer is not None:
+            self._capture.observer.scaled(scale)
 
     def scaler_ended(self, optimizer: object) -> None:
         """`GradScaler.step` returned: if it left the optimizer out, the step ends here."""
@@ -182,9 +185,8 @@ class Optimizers:
 
     def _tell_if(self, skipped: Tensor) -> None:
         """A fused optimizer decides on the device whether to leave the parameters alone."""
-        kept = skipped.detach().clone()
         event = Event("update_skipped", SKIPPED, step=self._capture.step)
-        self._capture.drain.put(Later(lambda: float(kept), event))
+        self._capture.drain.put(Later(arrivals.number(skipped), event))
 
     # -- seeing --------------------------------------------------------------------------------
 
@@ -220,16 +222,20 @@ class Optimizers:
         """Parameters as they are now, and a copy of each that is about to change."""
         recorder, kinds = self._capture.recorder, self._capture.plan.kinds
         changing = party.changing.tensors
-        if keep and "update" in kinds and changing:
+        if keep and "update" in self._capture.kinds and changing:
             bundle = self._bundle(party.changing, changing, "param")
             party.kept = recorder.keep(bundle, changing, sketches="param" in kinds)
         elif "param" in kinds:
             self._add(party.changing, "param")
         if "param" in kinds:
             self._add(party.still, "param")
+        if "param" in self._capture.kinds:
+            self._observe(party.changing, changing, "param")
+            self._observe(party.still, party.still.tensors, "param")
 
     def _see_gradients(self, party: Party, scale: Tensor | None, suffix: str = "") -> None:
-        if "param_grad" not in self._capture.plan.kinds:
+        capture = self._capture
+        if "param_grad" not in capture.kinds:
             return
         for members in (party.changing, party.still):
             tensors = members.tensors
@@ -237,19 +243,32 @@ class Optimizers:
             if scale is not None:
                 # A fused optimizer unscales inside its own kernel: do the same on the side.
                 grads = [None if g is None else g / scale for g in grads]
-            if any(g is not None for g in grads):
+            if not any(g is not None for g in grads):
+                continue
+            if "param_grad" in capture.plan.kinds:
                 bundle = self._bundle(members, tensors, "param_grad", suffix)
-                self._capture.recorder.add_together(bundle, grads)
+                capture.recorder.add_together(bundle, grads)
+            if capture.observer is not None:
+                where = [(w.path, w.name) for w in members.watched]
+                capture.observer.gradients(where, tensors, grads, suffix)
+                self._observe(members, grads, "param_grad", suffix)
 
     def _see_updates(self, party: Party) -> None:
         kept, party.kept = party.kept, ()
-        if kept:
-            tensors = party.changing.tensors
+        if not kept:
+            return
+        tensors = party.changing.tensors
+        if "update" in self._capture.plan.kinds:
             bundle = self._bundle(party.changing, tensors, "update")
             self._capture.recorder.add_changes(bundle, tensors, kept)
+        if self._capture.observer is not None:
+            bundle = self._bundle(party.changing, tensors, "param")
+            for k, old in bundle.copies(tensors, kept):
+                spot = _spot(party.changing.watched[k], "update", "")
+                self._capture.observer.updated(spot, tensors[k], old)
 
     def _see_state(self, optimizer: Optimizer, party: Party) -> None:
-        if "optim" not in self._capture.plan.kinds:
+        if "optim" not in self._capture.kinds:
             return
         names: list[tuple[int, str]] = []
         tensors: list[Tensor] = []
@@ -270,6 +289,11 @@ class Optimizers:
                     tensors.append(x)
         if not tensors:
             return
+        if (observer := self._capture.observer) is not None:
+            for (k, name), x in zip(names, tensors, strict=True):
+                observer.see(_spot(members.watched[k], "optim", f"/{name}"), x)
+        if "optim" not in self._capture.plan.kinds:
+            return
         if names != party.state_names:
             spots = [_spot(members.watched[k], "optim", f"/{name}") for k, name in names]
             party.state_names = names
@@ -281,6 +305,15 @@ class Optimizers:
         if tensors := members.tensors:
             bundle = self._bundle(members, tensors, kind)
             self._capture.recorder.add_together(bundle, tensors)
+
+    def _observe(
+        self, members: Members, tensors: Sequence[Tensor | None], kind: Kind, suffix: str = ""
+    ) -> None:
+        observer = self._capture.observer
+        if observer is not None:
+            for watched, x in zip(members.watched, tensors, strict=True):
+                if x is not None:
+                    observer.see(_spot(watched, kind, suffix), x)
 
     def _bundle(
         self, members: Members, tensors: list[Tensor], kind: Kind, suffix: str = ""

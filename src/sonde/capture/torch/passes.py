@@ -126,8 +126,8 @@ class Checkpoints:
         self._owed: dict[tuple[int, Tap], list[int]] = {}
 
     def forward(self, tap: Tap, call: int) -> None:
-        """A call begins, or ends; remember it if it will have to be redone."""
-        if not torch.is_grad_enabled() and (context := _context("forward")):
+        """A call without gradients begins, or ends; remember it if it will have to be redone."""
+        if context := _context("forward"):
             self._owed.setdefault((context, tap), []).append(call)
 
     def backward(self, tap: Tap) -> int | None:
@@ -152,7 +152,7 @@ class Leaves:
     def watch(self, x: Tensor, spot: Spot, owner: Owner) -> None:
         held = self._held.get(id(x))
         if held is None or held[0]() is not x:
-            hook = GradHook(owner)
+            hook = GradHook(owner, spot)
             held = self._held[id(x)] = (ref(x), hook, x.register_hook(hook))
         if spot not in held[1].spots:
             held[1].spots.append(spot)

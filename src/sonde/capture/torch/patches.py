@@ -25,8 +25,8 @@ class Listener(Protocol):
     def about_to_clip(self, parameters: Sequence[Tensor]) -> None:
         """Gradients of these parameters are about to be scaled down."""
 
-    def scaler_begins(self, optimizer: object) -> None:
-        """`GradScaler.step(optimizer)` was called."""
+    def scaler_begins(self, optimizer: object, scale: Tensor | None) -> None:
+        """`GradScaler.step(optimizer)` was called; losses had been multiplied with that."""
 
     def scaler_ended(self, optimizer: object) -> None:
         """`GradScaler.step(optimizer)` returned; the optimizer may or may not have stepped."""
@@ -77,7 +77,7 @@ def _install() -> None:
         @functools.wraps(step)
         def step_and_tell(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             for listener in list(_LISTENERS):
-                listener.scaler_begins(optimizer)
+                listener.scaler_begins(optimizer, getattr(self, "_scale", None))
             result = step(self, optimizer, *args, **kwargs)
             for listener in list(_LISTENERS):
                 listener.scaler_ended(optimizer)

@@ -6,7 +6,7 @@ the capture serialises.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -56,8 +56,9 @@ class Recorder:
 
     def add(self, spot: Spot, x: Tensor, row: Row | None = None) -> Row | None:
         """Sketch `x` at the spot, or point to the row that already holds it; the row that does."""
-        rows = self._rows_of(x.device)
-        if spot.dtype is not x.dtype or spot.rows is not rows:
+        rows = spot.rows
+        if rows is None or spot.dtype is not x.dtype or rows.device != x.get_device():
+            rows = self._rows_of(x.device)
             spot = self._declared(spot, x, rows)
         if spot.off:
             return None
@@ -66,8 +67,9 @@ class Recorder:
         if x.numel() == 0:
             rows.touch(spot)
             return None
-        opened = self._open(spot, rows)
+        opened = rows.open_row(spot)
         if opened is None:
+            self._none_left(spot, rows)
             return None
         table: Sketcher = rows.table  # type: ignore[assignment]
         try:
@@ -217,7 +219,7 @@ class Recorder:
     def _rows_of(self, device: torch.device) -> Rows:
         rows = self._devices.get(device)
         if rows is None:
-            rows = self._devices[device] = Rows(self._tables(device), MAX_ROWS)
+            rows = self._devices[device] = Rows(self._tables(device), MAX_ROWS, _index_of(device))
         return rows
 
     def _declared(self, spot: Spot, x: Tensor, rows: Rows) -> Spot:
@@ -235,12 +237,14 @@ class Recorder:
             spot.id = known
         return spot
 
-    def _open(self, spot: Spot, rows: Rows) -> Row | None:
-        row = rows.open_row(spot)
-        if row is None:
-            spot.off = True
-            self._troubles.skip(spot.site.name, f"more than {rows.limit} rows on one device")
-        return row
+    def _none_left(self, spot: Spot, rows: Rows) -> None:
+        spot.off = True
+        self._troubles.skip(spot.site.name, f"more than {rows.limit} rows on one device")
+
+
+def _index_of(device: torch.device) -> int:
+    """What `Tensor.get_device()` says of tensors there."""
+    return -1 if device.type in {"cpu", "meta"} else device.index or 0
 
 
 class Share(NamedTuple):
@@ -282,6 +286,16 @@ class Bundle:
             and x.stride() == s
             for x, (n, d, v, s) in zip(tensors, self.sizes, strict=True)
         )
+
+    def copies(self, tensors: Sequence[Tensor], kept: Kept) -> Iterator[tuple[int, Tensor]]:
+        """The copies that were kept of these tensors, each with its place among them."""
+        for share, copies in zip(self.shares, kept, strict=False):
+            assert isinstance(copies, Snapshot)
+            for i, k in enumerate(share.positions):
+                yield k, copies.like(i, tensors[k])
+        for k, copy in zip(self.odd, kept[len(self.shares) :], strict=True):
+            assert isinstance(copy, Tensor)
+            yield k, copy
 
     def fits_at(self, k: int, x: Tensor | None) -> bool:
         """Whether this one is there, and as it was prepared for."""

@@ -37,6 +37,7 @@ from sonde.capture.rows import Spot
 from sonde.capture.torch import compiled, graphing, naming
 from sonde.capture.torch.collector import Collector
 from sonde.capture.torch.hooks import MAX_SLOTS, inputs
+from sonde.capture.torch.observing import Observer
 from sonde.capture.torch.passes import (
     Checkpoints,
     Pass,
@@ -72,9 +73,11 @@ class Capture:
         self.troubles = Troubles(drain, strict=plan.strict)
         self.recorder = Recorder(drain, self.troubles, tables)
         self.collector = Collector(self, self.recorder, self.troubles)
-        self.structure = naming.Structure(model)
+        self.structure: naming.Structure = naming.Structure(model)
         self.taps = Taps(self, self.structure, self.troubles)
         self.begun: Callable[[], None] = lambda: None
+        self.kinds = plan.kinds
+        self.observer: Observer | None = None
         self.asleep = False
         self.is_closed = False
         self.spent_ns = 0
@@ -154,10 +157,19 @@ class Capture:
             self.is_closed = self.asleep = True
             self.taps.remove()
             self.collector.clear()
+            if self.observer is not None:
+                self.observer.end_step()
             self.recorder.hand_over(self._step_of)
             self.recorder.end_phases(besides="")
             self._graph.close(step=self.step)
             self.troubles.tell_the_rest()
+
+    def observe(self, observer: Observer) -> None:
+        """Tell the observer of what is met from now on; it may want kinds that nobody sketches."""
+        with self.lock:
+            self.observer = self.collector.observer = observer
+            self.kinds = self.plan.kinds | observer.kinds
+            self.taps.widen(self.root, follows=observer.follows_calls)
 
     def forked(self) -> None:
         """Be silent for ever: the process is a fork of the one that records."""
@@ -191,6 +203,9 @@ class Capture:
         began = time.perf_counter_ns()
         try:
             with self.lock:
+                if self.observer is not None:
+                    self.collector.gradient(spots, grad)
+                    return
                 self.collector.gradient(spots, grad)
         except Exception as error:
             self.troubles.failed(spots[0].site.name, error)
@@ -244,9 +259,9 @@ class Capture:
                     self._graph.attach(name, x)
                 if not tap.selected or self.collector.too_many(tap, call):
                     return
-                if "attach" in self.plan.kinds and not is_redone:
+                if "attach" in self.kinds and not is_redone:
                     self.collector.value(tap, at, "attach", call, name, x)
-                if "attach_grad" in self.plan.kinds:
+                if "attach_grad" in self.kinds:
                     self.collector.watch_gradient(tap, at, "attach_grad", call, name, x)
         except Exception as error:
             self._tap_failed(tap, error)
@@ -274,6 +289,8 @@ class Capture:
         with self.lock:
             if self.is_closed:
                 return
+            if self.observer is not None:
+                self.observer.end_step()
             if self._recording:
                 self._notice_silence()
                 self.recorder.hand_over(self._step_of)
@@ -362,6 +379,8 @@ class Capture:
                 self.taps.scan(root)
             if self._recording:
                 self.begun()
+        if self.observer is not None and self._wants(phase):
+            self.observer.began_pass(phase)
 
     def _in_compiled_pass(self, at: Pass) -> bool:
         """Where all of a model is compiled into one, a pass is noticed by the first tap in it."""
@@ -375,14 +394,14 @@ class Capture:
     # -- modules -------------------------------------------------------------------------------
 
     def _enter(self, tap: Tap, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if _is_foreign(tap, module):
+        if tap.module() is not module and not _is_replica(module):
             return
         at = self._pass()
         if current_backward() != -1:
             self._redo(tap, at)
             return
         if not at.stack or (tap.is_root and not is_inside_call_of(module)):
-            if isinstance(module, ParametrizationList):
+            if isinstance(module, ParametrizationList) or _is_being_traced():
                 at.stack.append((tap, -1))  # somebody looks at a parametrized weight
                 return
             self._may_rest &= tap.is_root  # a part that is called by itself must be noticed
@@ -393,7 +412,10 @@ class Capture:
             return
         if len(at.stack) == 1:
             self._graph.begin(tap.path, module, args, kwargs, step=self.step)
-        self._checkpoints.forward(tap, call)
+        if not torch.is_grad_enabled():
+            self._checkpoints.forward(tap, call)
+        if self.observer is not None and tap.selected:
+            self.observer.entered(tap, call, module, args, kwargs)
         if (tap.input or tap.input_grad) and not self.collector.too_many(tap, call):
             found = inputs(args, kwargs, MAX_SLOTS + 1)
             for slot, x in self.collector.limited(tap, found):
@@ -403,7 +425,7 @@ class Capture:
                     self.collector.watch_gradient(tap, at, "input_grad", call, slot, x)
 
     def _leave(self, tap: Tap, module: nn.Module, output: Any) -> None:
-        if _is_foreign(tap, module):
+        if tap.module() is not module and not _is_replica(module):
             return
         at = self._pass()
         is_redone = current_backward() != -1
@@ -415,32 +437,33 @@ class Capture:
             call = pop(at.stack, tap)
             if not at.stack:
                 self._graph.end(output, at.calls, step=self.step)
+        elif at.stack or self._started_alone(at):
+            call = -1 if at.stack and at.stack[-1][1] < 0 else at.next_call(tap)
+            if call >= 0 and not torch.is_grad_enabled():
+                self._checkpoints.forward(tap, call)
         else:
-            call = self._enter_and_leave(tap, at)
-        wanted = tap.output or tap.output_grad
-        if (
-            call < 0
-            or not wanted
-            or not self._wants(at.phase)
-            or self.collector.too_many(tap, call)
-        ):
             return
-        for slot, x in self.collector.limited(tap, leaves(output, Tensor, MAX_SLOTS + 1)):
-            if tap.output and not is_redone:
-                self.collector.value(tap, at, "output", call, slot, x)
-            if tap.output_grad:
-                self.collector.watch_gradient(tap, at, "output_grad", call, slot, x)
+        wanted = tap.output or tap.output_grad or self.observer is not None
+        if call < 0 or not wanted or not self._wants(at.phase):
+            return
+        collector = self.collector
+        if call and collector.too_many(tap, call):
+            return
+        if isinstance(output, Tensor):
+            collector.output(tap, at, call, "0", output, tap.output and not is_redone)
+        else:
+            for slot, x in collector.limited(tap, leaves(output, Tensor, MAX_SLOTS + 1)):
+                collector.output(tap, at, call, slot, x, tap.output and not is_redone)
+        if self.observer is not None and tap.selected and not is_redone:
+            self.observer.left(tap, call, module, output, at.phase)
 
-    def _enter_and_leave(self, tap: Tap, at: Pass) -> int:
-        """A module with one hook was called: what entering would have done."""
-        if not at.stack:
-            self._may_rest = False
-            self._start_pass(at)
-        if at.is_outside:
-            return -1
-        call = at.next_call(tap)
-        self._checkpoints.forward(tap, call)
-        return call
+    def _started_alone(self, at: Pass) -> bool:
+        """A module with one hook was called by itself: whether that is a pass of ours."""
+        if _is_being_traced():
+            return False
+        self._may_rest = False
+        self._start_pass(at)
+        return True
 
     def _redo(self, tap: Tap, at: Pass) -> None:
         """A module is called again in backward. Its values were seen, but where the first call was
@@ -454,9 +477,12 @@ class Capture:
         self.troubles.failed(tap.path or ".", error)
 
 
-def _is_foreign(tap: Tap, module: nn.Module) -> bool:
-    """Whether this call is none of ours: `torch.jit` or `torch.fx` traces the model, or the module
-    only borrowed our hook (a shallow copy did, a replica of `DataParallel` is meant to)."""
-    if torch._C._get_tracing_state() is not None or _symbolic_trace._is_fx_tracing_flag:
-        return True
-    return tap.module() is not module and not getattr(module, "_is_replica", False)
+def _is_being_traced() -> bool:
+    """Whether `torch.jit` or `torch.fx` looks at the model: such a call is none of ours."""
+    return torch._C._get_tracing_state() is not None or _symbolic_trace._is_fx_tracing_flag
+
+
+def _is_replica(module: nn.Module) -> bool:
+    """Whether a module that is not ours may use our hook: a replica of `DataParallel` may, a
+    shallow copy only borrowed it."""
+    return getattr(module, "_is_replica", False)

@@ -17,6 +17,7 @@ class Owner(Protocol):
 
     asleep: bool
     plan: Plan
+    kinds: frozenset[Kind]
 
     def enter(self, tap: Tap, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A module was called, in eager mode, while something may have to be recorded."""
@@ -44,7 +45,7 @@ class Tap:
 
     __slots__ = (
         *("__weakref__", "enters", "input", "input_grad", "is_root", "key", "module"),
-        *("output", "output_grad", "owner", "path", "selected", "spots"),
+        *("output", "output_grad", "outputs", "owner", "path", "selected", "spots"),
     )
 
     def __init__(
@@ -68,12 +69,23 @@ class Tap:
         self.output_grad = "output_grad" in kinds
         self.enters = is_root or self.input or self.input_grad or not is_plain(module)
         self.spots: dict[tuple[Any, ...], Spot] = {}
+        self.outputs: dict[tuple[int, str, str], tuple[Spot, Spot]] = {}
         self.key: Tensor | None = None
 
     @property
     def type(self) -> str:
         """Class of the module as it is now: lazy modules change theirs."""
         return type(self.module()).__name__
+
+    def want(self, kinds: frozenset[Kind], *, follows: bool) -> bool:
+        """Be wanted for these kinds as well, and to know its calls; whether that is news."""
+        before = (self.input, self.input_grad, self.output, self.output_grad, self.enters)
+        self.input |= "input" in kinds
+        self.input_grad |= "input_grad" in kinds
+        self.output |= "output" in kinds
+        self.output_grad |= "output_grad" in kinds
+        self.enters |= follows or self.input or self.input_grad
+        return before != (self.input, self.input_grad, self.output, self.output_grad, self.enters)
 
     def switch_off(self) -> None:
         """Record nothing of this module any more."""

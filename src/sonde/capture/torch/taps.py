@@ -26,6 +26,7 @@ class Taps:
         self._version = -1
         self._taps: dict[int, Tap] = {}
         self._is_resting = False
+        self._follows = False
 
     def scan(self, root: nn.Module | None) -> None:
         """Hook the modules that are new, let go of those that are gone."""
@@ -58,6 +59,22 @@ class Taps:
                 "recompiled", "code compiled before it was watched is compiled again when called"
             )
 
+    def widen(self, root: nn.Module | None, *, follows: bool) -> None:
+        """The owner looks at more kinds than before, or wants to know calls with their inputs."""
+        self._follows |= follows
+        kinds = self._owner.kinds & MODULE_KINDS
+        changed = []
+        for tap in self._taps.values():
+            module = tap.module()
+            if module is not None and tap.selected and tap.want(kinds, follows=self._follows):
+                changed.append(module)
+                if tap.is_root or not self._is_resting:
+                    hang(tap, module, self._number)
+        if changed and compiled.forget_compiled(changed):
+            self._troubles.tell("recompiled", "more is wanted of compiled code: it is made again")
+        self._version = -1
+        self.scan(root)
+
     def rest(self) -> None:
         """Take the hooks off while there is nothing to record, but for those of the root."""
         if not self._is_resting and not self._structure.has_regions:
@@ -86,13 +103,15 @@ class Taps:
     def _hang(self, path: str, module: nn.Module, *, is_root: bool) -> Tap:
         plan = self._owner.plan
         selected = plan.wants(path, module)
-        kinds = plan.kinds & MODULE_KINDS if selected else frozenset()
+        kinds = self._owner.kinds & MODULE_KINDS if selected else frozenset()
         tap = Tap(self._owner, path, module, kinds, selected=selected, is_root=is_root)
+        tap.want(kinds, follows=self._follows and selected)
         hang(tap, module, self._number)
         return tap
 
     def _is_concerned(self, path: str, module: nn.Module) -> bool:
         plan = self._owner.plan
-        if plan.kinds & MODULE_KINDS and plan.wants(path, module):
+        kinds = self._owner.kinds
+        if (self._follows or kinds & MODULE_KINDS) and plan.wants(path, module):
             return True
-        return bool(plan.kinds & {"attach", "attach_grad"}) and not is_plain(module)
+        return bool(kinds & {"attach", "attach_grad"}) and not is_plain(module)
