@@ -1,4 +1,4 @@
-"""`sonde export`: a table of a run as a Parquet, CSV or HDF5 file."""
+"""`sonde export`: a table of a run as Parquet, CSV or HDF5; or all its numbers as HDF5 groups."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ _ROWS_AT_ONCE: Final = 250_000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="run directory, or FOLDER/latest")
-    parser.add_argument("--to", metavar="FILE", required=True, help="FILE.parquet, .csv or .h5")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--to", metavar="FILE", help="FILE.parquet, .csv or .h5: one table")
+    where.add_argument(
+        "--hdf5", metavar="FILE", help="FILE.h5: scalars and metrics, a group for each"
+    )
     parser.add_argument("--table", choices=TABLES, default="stats", help="default: stats")
     parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -31,6 +35,15 @@ def run(arguments: argparse.Namespace) -> int:
     from sonde.store import open_run
 
     with open_run(arguments.run, frame="arrow") as found:
+        if arguments.hdf5 is not None:
+            target = _checked_target(arguments.hdf5, found.path, force=arguments.force)
+            series = found.to_hdf5(target)
+            if arguments.json:
+                _text.print_json({"file": target, "series": series})
+            else:
+                size = _text.bytes_text(os.path.getsize(target))
+                print(f"{series:,} series of numbers to {target} ({size})")
+            return _damage.mention(found)
         target = _checked_target(arguments.to, found.path, force=arguments.force)
         rows = _export(found, arguments.table, target)
         if arguments.json:

@@ -1,8 +1,7 @@
 """A run, opened for reading: by anyone, at any time, while it is written or long after.
 
-    run = sonde.open("runs/latest") run.stats("h.*.attn", kind="output", stat=["rms", "max_abs"])
-    run.histogram("h.3.mlp", kind="output_grad", step=200) run.sql("select step, name, rms from
-    stats where kind = 'param_grad' order by rms desc limit 10")
+    run = sonde.open("runs/latest")
+    run.stats("h.*.attn", kind="output", stat=["rms", "max_abs"])
 
 Every call sees what is on disk at that moment. Nothing is ever written, locked or executed.
 """
@@ -22,7 +21,7 @@ from numpy.typing import ArrayLike
 from sonde._errors import RunError, SondeError, SondeWarning
 from sonde.graph.model import Graph
 from sonde.sketch import Exponents, Histogram, Sketch, row
-from sonde.store import attempts, describing, frames, graphs, locations, queries, tabling
+from sonde.store import attempts, describing, frames, graphs, hdf5, locations, queries, tabling
 from sonde.store import progress as _progress
 from sonde.store import traces as _traces
 from sonde.store.attempts import Status
@@ -175,6 +174,10 @@ class Run:
     ) -> Frame:
         """Metrics of modules: `step, phase, module, name, value`. Arguments as for `scalars`."""
         return self._numbers("metrics", name, module, steps, phase, rank, all_attempts, frame)
+
+    def to_hdf5(self, path: str | os.PathLike[str]) -> int:
+        """Write scalars and metrics to an HDF5 file, a group for each; how many there are."""
+        return hdf5.write(self, path)
 
     # -- sketches -------------------------------------------------------------------------------
 
