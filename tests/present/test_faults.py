@@ -172,6 +172,28 @@ def test_too_many_questions_for_one_worker_are_refused_at_once(folder):
     assert statuses.count(503) == 36
 
 
+def test_quick_questions_go_before_those_that_read_much(folder):
+    """What is asked at once, in the order in which it is answered."""
+
+    async def crowd():
+        one, answered = Worker(str(folder), 30), []
+
+        async def answer_slowly(request):
+            await asyncio.sleep(0.01)
+            answered.append(request["view"])
+
+        one._ask = answer_slowly
+        views = ("movers", "heat", "tint", "lines", "section", "kymograph", "panel")
+        await asyncio.gather(*(one.ask({"view": view}) for view in views))
+        return answered
+
+    assert asyncio.run(crowd()) == [
+        "movers",
+        *("lines", "section", "panel"),
+        *("heat", "tint", "kymograph"),
+    ]
+
+
 def test_a_question_of_a_gigabyte_is_refused_before_it_is_read(server):
     def send(first: bytes, more: bytes) -> bytes:
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as one:

@@ -46,6 +46,7 @@ def answer(subject: Subject, question: TintQuestion) -> Tint:
         question.metric,
         question.phase,
         None,
+        is_whole=kind is not None and len(names) == len(structure.sites_of_kind(kind)),
     )
     step = _step(subject, source, question)
     values, flags = np.full(len(names), np.nan), np.zeros(len(names), np.uint8)
@@ -127,6 +128,7 @@ def _sparks(
         source.metric,
         source.phase,
         None,
+        is_whole=source.is_whole and len(names) == len(source.row_of),
     )
     chosen = few.selection(question.first, question.last)
     steps = cells.recorded_steps(subject, few, chosen) if names else np.empty(0, np.int64)
