@@ -28,6 +28,7 @@ export interface Theme {
 export interface Event {
   step: number;
   label: string;
+  isBad: boolean;
 }
 
 /** How often what has no deltas is asked again while a run grows. */

@@ -45,7 +45,7 @@ export function layoutLevel(
   graph.setGraph({
     rankdir: direction,
     nodesep: GAP,
-    ranksep: 38,
+    ranksep: 28,
     edgesep: 14,
     marginx: 8,
     marginy: 8,

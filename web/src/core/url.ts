@@ -254,3 +254,8 @@ function splitOnce(value: string, by: string): [string, string] {
   const at = value.indexOf(by);
   return at < 0 ? [value, ""] : [value.slice(0, at), value.slice(at + by.length)];
 }
+
+/** Whether panels are shown: without pins only the graph has something to put there. */
+export function hasPanels({ hasDeck, pins, page }: PageState): boolean {
+  return hasDeck && (pins.length > 0 || page === "explore");
+}

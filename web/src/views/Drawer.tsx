@@ -134,7 +134,9 @@ function Inside({ data }: { data: CrossSection }) {
               </label>
             ))}
             <label class="slider">
-              scale 2<sup>{shift}</sup>
+              <span>
+                scale 2<sup>{shift}</sup>
+              </span>
               <input
                 type="range"
                 min={-32}
@@ -146,7 +148,7 @@ function Inside({ data }: { data: CrossSection }) {
             </label>
             <Button
               label="The scale at which the first chosen format loses least"
-              isQuiet
+              class="small"
               disabled={!shown.length}
               onClick={() => app.set({ shift: bestShift(data, shown[0]) })}
             >

@@ -87,7 +87,10 @@ export function GraphNode(props: Props) {
         <TensorInside node={node} width={box.width} height={bottom} />
       )}
       {props.hasPinInside && letters.length === 0 && (
-        <path class="inside-flag" d={`M${box.width - 16} 0v11l4-3 4 3v-11Z`} />
+        <path
+          class="inside-flag"
+          d={`M${box.width - (node.can_open ? 36 : 16)} 0v11l4-3 4 3v-11Z`}
+        />
       )}
       {letters.map((letter, i) => (
         <g key={letter} transform={`translate(${box.width - 12 - i * 20} -7)`} class="node-letter">
@@ -254,9 +257,14 @@ function TintMark({
 function TintLine({ tint, value, width }: { tint: Tint; value: NodeTint | null; width: number }) {
   const app = useApp();
   const spark = useMemo(() => (value ? sparkOf(tint, value) : null), [tint, value]);
+  const { value: now, isBad } = value
+    ? boxValue(tint, value, app.hover.value)
+    : { value: Number.NaN, isBad: false };
+  const words = isBad ? "not finite" : `${value?.is_inside ? "≤ " : ""}${number(now)}`;
+  const room = width - 38 - 6.6 * Math.max(words.length, 7);
   const paths = useMemo(
-    () => (spark ? sparkPath(tint.columns.first, spark.y, spark.flags, width - 84, 16) : null),
-    [spark, width],
+    () => (spark ? sparkPath(tint.columns.first, spark.y, spark.flags, room, 16) : null),
+    [spark, room],
   );
   if (!value || (value.value === null && value.row < 0)) {
     return (
@@ -265,7 +273,6 @@ function TintLine({ tint, value, width }: { tint: Tint; value: NodeTint | null; 
       </text>
     );
   }
-  const { value: now, isBad } = boxValue(tint, value, app.hover.value);
   return (
     <>
       {paths && (
@@ -275,7 +282,7 @@ function TintLine({ tint, value, width }: { tint: Tint; value: NodeTint | null; 
         </g>
       )}
       <text class={`node-value ${isBad ? "bad" : ""}`} x={width - 10} y={56} text-anchor="end">
-        {isBad ? "not finite" : `${value.is_inside ? "≤ " : ""}${number(now)}`}
+        {words}
       </text>
     </>
   );

@@ -319,7 +319,9 @@ function describe(
     rows.push([`in ${port.slot}`, `${shape(port.shape)} ${port.dtype}`]);
   for (const port of node.outputs.slice(0, 8))
     rows.push([`out ${port.slot}`, `${shape(port.shape)} ${port.dtype}`]);
-  for (const fact of node.facts) rows.push([fact.label || "–", fact.value]);
+  const plain = node.facts.filter((f) => !f.label).map((f) => f.value);
+  if (plain.length) rows.push(["arguments", plain.join(", ")]);
+  for (const fact of node.facts) if (fact.label) rows.push([fact.label, fact.value]);
   if (node.parameters > 0) rows.push(["parameters", count(node.parameters)]);
   if (node.count > 1)
     rows.push([

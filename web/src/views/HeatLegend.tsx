@@ -20,7 +20,7 @@ export function HeatLegend({
   const bad = heat.flags.includes(2);
   return (
     <div class="legend">
-      <span class="legend-title">{heat.title}</span>
+      <span class="legend-title">{heat.title.replace(/_/g, " ")}</span>
       <Ramp
         colours={colours}
         low={number(scale.low)}

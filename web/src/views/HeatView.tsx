@@ -15,7 +15,8 @@ import { CursorLines } from "./LineChart";
 import { useTimePointer } from "./pointer";
 import { Tip, type TipContent } from "./Tip";
 
-const GUTTER = 196;
+const GROUP_PX = 88;
+const LETTER_PX = 6;
 const AXIS = 20;
 const RIGHT = 10;
 const LABEL_PX = 11;
@@ -49,7 +50,8 @@ export function HeatView({ heat, order, least, most, isStale, onPick }: Props) {
   const domain = app.domain.value;
   const rows = order.length;
   const height = Math.max(0, size.height - AXIS);
-  const width = Math.max(0, size.width - GUTTER - RIGHT);
+  const gutter = useMemo(() => gutterOf(heat, size.width), [heat.rows, size.width]);
+  const width = Math.max(0, size.width - gutter - RIGHT);
   const rowHeight = Math.min(most, Math.max(least, rows ? height / rows : 0));
   const drawn = Math.min(height, rows * rowHeight);
   const isScrolled = rows * rowHeight > height + 0.5;
@@ -89,6 +91,7 @@ export function HeatView({ heat, order, least, most, isStale, onPick }: Props) {
     if (!surface || !domain) return;
     const { context } = surface;
     drawLabels(context, heat, order, {
+      gutter,
       rowHeight,
       top: -scrollTop.value,
       height: drawn,
@@ -100,7 +103,7 @@ export function HeatView({ heat, order, least, most, isStale, onPick }: Props) {
     context.fillStyle = tokens.text3;
     context.font = `11px ${FONT}`;
     const ticks = stepTicks(domain.from, domain.to - domain.cadence, Math.max(2, width / 90));
-    horizontalTicks(context, ticks, (s) => placeOf(s, domain), GUTTER, width, drawn + 5, count);
+    horizontalTicks(context, ticks, (s) => placeOf(s, domain), gutter, width, drawn + 5, count);
   }, [
     heat,
     order,
@@ -205,7 +208,7 @@ export function HeatView({ heat, order, least, most, isStale, onPick }: Props) {
             <div
               class="heat-plot dots"
               ref={plot}
-              style={{ left: `${GUTTER}px`, width: `${width}px`, height: `${drawn}px` }}
+              style={{ left: `${gutter}px`, width: `${width}px`, height: `${drawn}px` }}
             >
               <canvas ref={canvas} aria-hidden="true" />
               {at >= 0 && (
@@ -238,7 +241,15 @@ export function HeatView({ heat, order, least, most, isStale, onPick }: Props) {
   );
 }
 
+/** Room for labels: as much as the longest takes, but no more than the plot can spare. */
+function gutterOf(heat: Heat, width: number): number {
+  const longest = heat.rows.reduce((n, row) => Math.max(n, rowLabel(heat, row).length), 0);
+  const wish = GROUP_PX + 24 + LETTER_PX * longest;
+  return Math.round(Math.max(150, Math.min(wish, 290, Math.max(196, width * 0.3))));
+}
+
 interface LabelLook {
+  gutter: number;
   rowHeight: number;
   top: number;
   height: number;
@@ -255,11 +266,11 @@ function drawLabels(
   order: readonly number[],
   look: LabelLook,
 ): void {
-  const { rowHeight, top, height, hovered } = look;
+  const { gutter, rowHeight, top, height, hovered } = look;
   const isSorted = order.every((r, i) => r === i);
   context.save();
   context.beginPath();
-  context.rect(0, 0, GUTTER, height);
+  context.rect(0, 0, gutter, height);
   context.clip();
   context.textBaseline = "middle";
   const every = Math.max(1, Math.ceil(LABEL_PX / rowHeight));
@@ -269,7 +280,7 @@ function drawLabels(
     for (const group of heat.groups) {
       const y = top + group.start * rowHeight;
       context.fillStyle = look.line;
-      context.fillRect(0, Math.round(y), GUTTER, 1);
+      context.fillRect(0, Math.round(y), gutter, 1);
       if (group.length * rowHeight < LABEL_PX || y - lastGroup < LABEL_PX + 1) continue;
       lastGroup = y;
       context.font = `500 11px ${FONT}`;
@@ -280,7 +291,7 @@ function drawLabels(
         group.label,
         8,
         Math.max(y, Math.min(0, y + (group.length - 1) * rowHeight)) + Math.max(rowHeight / 2, 7),
-        84,
+        GROUP_PX - 4,
       );
     }
   }
@@ -295,9 +306,9 @@ function drawLabels(
     label(
       context,
       isSorted ? rowLabel(heat, row) : rowTitle(row),
-      GUTTER - 8,
+      gutter - 8,
       y,
-      isSorted ? 100 : GUTTER - 16,
+      isSorted ? gutter - GROUP_PX - 12 : gutter - 16,
     );
   }
   if (hovered >= 0 && hovered < order.length) {
@@ -307,9 +318,9 @@ function drawLabels(
     label(
       context,
       isSorted ? rowLabel(heat, row) : rowTitle(row),
-      GUTTER - 8,
+      gutter - 8,
       Math.max(7, Math.min(height - 7, middle(hovered))),
-      isSorted ? 104 : GUTTER - 16,
+      isSorted ? gutter - GROUP_PX - 8 : gutter - 16,
     );
   }
   context.restore();

@@ -163,7 +163,7 @@ function Foot({ data, width }: { data: Kymograph; width: number }) {
   const app = useApp();
   const domain = app.domain.value;
   if (!domain) return null;
-  const words = data.notes.join(" · ");
+  const words = [...data.notes, `brightest ${share(data.max_share)}`].join(" · ");
   return (
     <div class="kymo-foot" style={{ width: `${width}px` }}>
       <span class="number">{count(domain.from)}</span>
@@ -285,16 +285,16 @@ function Section({ data }: { data: Kymograph }) {
     context.fillRect(0, TOP, 1, CELLS_PX);
     context.fillStyle = now.signal;
     const tall = CELLS_PX / cells;
+    context.beginPath(); // one outline: single bars of broken height would leave seams
+    context.moveTo(1, TOP + CELLS_PX);
     for (let i = 0; i < cells; i++) {
-      const wide = (k.counts[c * cells + i] / (most || 1)) * (SECTION - 6);
-      if (wide > 0)
-        context.fillRect(
-          1,
-          TOP + (cells - 1 - i) * tall,
-          Math.max(1, wide),
-          Math.max(1, tall - 0.25),
-        );
+      const part = k.counts[c * cells + i] / (most || 1);
+      const x = 1 + (part > 0 ? Math.max(1, part * (SECTION - 6)) : 0);
+      context.lineTo(x, TOP + (cells - i) * tall);
+      context.lineTo(x, TOP + (cells - 1 - i) * tall);
     }
+    context.lineTo(1, TOP);
+    context.fill();
     context.font = `9px ${FONT}`;
     context.textAlign = "left";
     context.textBaseline = "middle";

@@ -1,7 +1,6 @@
 /** All layers, large: grouped, folded, sorted; a click opens the cell. */
 
 import { useApp } from "../app/hooks";
-import { perform } from "../app/keyboard";
 import { Button, Select } from "./Controls";
 import { Drawer } from "./Drawer";
 import { HeatPanel } from "./HeatPanel";
@@ -23,7 +22,7 @@ export function LayersPage() {
           onChange={(value) => app.set({ norm: value as typeof norm })}
         />
         <Select
-          label="Columns of several steps"
+          label="Columns"
           value={aggregate}
           options={[
             { value: "max_abs", label: "largest magnitude" },
@@ -54,9 +53,15 @@ export function LayersPage() {
           ]}
           onChange={(value) => app.set({ colour: value as typeof colour })}
         />
-        <Button label="Colour map" isQuiet onClick={() => perform(app, "map")}>
-          {map}
-        </Button>
+        <Select
+          label="Map"
+          value={map}
+          options={[
+            { value: "viridis", label: "viridis" },
+            { value: "cividis", label: "cividis" },
+          ]}
+          onChange={(value) => app.set({ map: value as typeof map })}
+        />
         <Button
           label="Fold repeated layers into one row"
           isOn={areRowsFolded}

@@ -29,7 +29,7 @@ interface Props {
   height: number;
   label: string;
   /** Steps of something to see: a small flag at the top. */
-  flags?: readonly { step: number; label: string }[];
+  flags?: readonly { step: number; label: string; isBad: boolean }[];
   hasAxis?: boolean;
   isWheelFree?: boolean;
   /** The window drawn as a frame, for a chart that always shows everything. */
@@ -131,7 +131,7 @@ export function LineChart({
         {flags.map((f) => (
           <span
             key={`${f.step} ${f.label}`}
-            class="flag"
+            class={`flag ${f.isBad ? "bad" : ""}`}
             title={`${f.label} at step ${count(f.step)}`}
             style={{ left: `${100 * placeOf(f.step, domain)}%` }}
           />

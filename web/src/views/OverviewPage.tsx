@@ -16,6 +16,14 @@ import { StatusDot } from "./StatusDot";
 
 const EVERY_MS = 3000;
 
+const STATUS = {
+  live: "Training",
+  finished: "Finished",
+  failed: "Failed",
+  crashed: "Crashed",
+  unknown: "Unknown",
+};
+
 export function OverviewPage() {
   const app = useApp();
   const about = app.about.value;
@@ -61,12 +69,13 @@ function Cards({ about }: { about: RunHeader }) {
   const app = useApp();
   const status = app.runStatus.value ?? about.status;
   const warnings = about.notices.filter((n) => n.level !== "info");
+  const remarks = about.notices.length - warnings.length;
   return (
     <div class="cards">
       <NonfiniteCard />
       <div class="card">
         <h2>
-          <StatusDot status={status} /> {status === "live" ? "Training" : status}
+          <StatusDot status={status} /> {STATUS[status]}
         </h2>
         <p class="big">
           step {count(app.lastStep.value)} <small>{count(about.recorded_steps)} recorded</small>
@@ -90,9 +99,13 @@ function Cards({ about }: { about: RunHeader }) {
         <summary>
           <h2>{warnings.length > 0 && <Icon name="warn" size={14} />} Recording</h2>
           <p class="big">
-            {count(warnings.length)} <small>{warnings.length === 1 ? "warning" : "warnings"}</small>
+            {warnings.length > 0 ? count(warnings.length) : "No"}{" "}
+            <small>{warnings.length === 1 ? "warning" : "warnings"}</small>
           </p>
-          <p class="dim">{count(about.notices.length - warnings.length)} remarks · show all</p>
+          <p class="dim">
+            {remarks > 0 && `${count(remarks)} ${remarks === 1 ? "remark" : "remarks"} · `}
+            <span class="link">how it was recorded</span>
+          </p>
         </summary>
         <ul class="notice-list">
           {about.notices.length === 0 && (
@@ -153,9 +166,14 @@ function NonfiniteCard() {
         {count(data.nonfinite_sites)} <small>of {count(data.sites)} tensors</small>
       </p>
       {first && (
-        <p class="cut">
-          since step {count(first.first_nonfinite_step)}, first in{" "}
-          <button type="button" class="link" onClick={() => show(app, first)}>
+        <p class="since">
+          <span>since step {count(first.first_nonfinite_step)}, first in</span>
+          <button
+            type="button"
+            class="link cut"
+            title={`${first.site.name}: show it there`}
+            onClick={() => show(app, first)}
+          >
             {site(first.site)}
           </button>
         </p>
@@ -173,11 +191,11 @@ function useEvents(app: App, bad: readonly Mover[]): void {
       Infinity,
     );
     const events = Number.isFinite(first)
-      ? [{ step: first, label: "First value that is not finite" }]
+      ? [{ step: first, label: "First value that is not finite", isBad: true }]
       : [];
     for (const n of notices ?? []) {
       if (n.step !== null && n.level !== "info" && events.length < 40) {
-        events.push({ step: n.step, label: n.message.slice(0, 80) });
+        events.push({ step: n.step, label: n.message.slice(0, 80), isBad: false });
       }
     }
     app.events.value = events;

@@ -4,6 +4,7 @@ import { useSignal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useEffect } from "preact/hooks";
 import { useApp, useCommand } from "../app/hooks";
+import { hasPanels } from "../core/url";
 import { Banners, Toast } from "./Banners";
 import { Boundary } from "./Boundary";
 import { Deck } from "./Deck";
@@ -45,11 +46,13 @@ export function Page() {
 /** Everything that is about one run. */
 function RunFrame() {
   const app = useApp();
-  const { hasTree, page, pins } = app.state.value;
-  // Without pins only the graph has something to put there.
-  const hasDeck = app.state.value.hasDeck && (pins.length > 0 || page === "explore");
+  const { hasTree, page } = app.state.value;
+  const hasDeck = hasPanels(app.state.value);
   const treeWidth = useSignal(232);
-  const deckWidth = useSignal(Math.round(Math.min(860, Math.max(392, innerWidth * 0.36))));
+  // On a wide screen two panels stand side by side.
+  const deckWidth = useSignal(
+    Math.round(innerWidth >= 1600 ? innerWidth * 0.44 : Math.max(392, innerWidth * 0.36)),
+  );
   const { error, data } = app.header.result.value;
   useCommand("tree", () => app.set({ hasTree: !app.state.peek().hasTree }));
   if (error && !data) return <RunProblem error={error} />;

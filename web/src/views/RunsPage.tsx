@@ -2,7 +2,7 @@
 
 import { useSignal, useSignalEffect } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import type { RunRow } from "../api.gen";
+import { NONFINITE, type RunRow, type Spark as SparkData } from "../api.gen";
 import { put } from "../app/app";
 import { useApp, useCommand, useOnScreen, useQuery } from "../app/hooks";
 import { ago, bytes, count, number } from "../core/format";
@@ -252,11 +252,16 @@ function LossSpark({ run, stamp }: { run: string; stamp: number | null }) {
             height={22}
             label={`${spark.name} over steps`}
           />
-          <span class="number">{number(spark.last)}</span>
+          <LastValue spark={spark} />
         </>
       )}
     </div>
   );
+}
+
+function LastValue({ spark }: { spark: SparkData }) {
+  const isBad = spark.flags[spark.flags.length - 1] === NONFINITE;
+  return <span class={`number ${isBad ? "bad" : ""}`}>{isBad ? "NaN" : number(spark.last)}</span>;
 }
 
 function NoRuns({ folder, code }: { folder: string; code: string }) {

@@ -37,5 +37,5 @@ export function StatusBar() {
 }
 
 function summary(steps: number, modules: number, model: string | null): string {
-  return `${model ?? "model"} · ${count(modules)} modules · ${count(steps)} recorded steps`;
+  return `${model ?? "model"} · ${count(modules)} modules · ${count(steps)} steps`;
 }

@@ -50,7 +50,6 @@ export function Timeline() {
         <Button
           label="Logarithmic timeline"
           isOn={isLineLog && canBeLog}
-          isQuiet
           class="small"
           disabled={!canBeLog}
           onClick={() => app.set({ isLineLog: !isLineLog })}

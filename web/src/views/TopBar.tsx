@@ -4,7 +4,7 @@ import { put } from "../app/app";
 import { useApp } from "../app/hooks";
 import { perform } from "../app/keyboard";
 import { count, kind as kindLabel } from "../core/format";
-import { DEFAULTS, type Page } from "../core/url";
+import { DEFAULTS, hasPanels, type Page } from "../core/url";
 import { Button, Icon, Key, type Option, Segments, Select } from "./Controls";
 import { StatusDot } from "./StatusDot";
 
@@ -95,7 +95,8 @@ function RunChips() {
       {runs.map((run, i) => {
         const isFirst = i === 0;
         const state = app.live.states.value.get(run);
-        const name = isFirst && about ? about.name : run;
+        // The others are known by their ids: a name, and what tells it from others like it.
+        const name = isFirst && about ? about.name : run.replace(/-[0-9a-f]{6}$/, "");
         return (
           <span key={run} class={`chip ${isFirst ? "first" : ""}`}>
             <button
@@ -232,7 +233,29 @@ export function Toolbar() {
           onChange={(rank) => app.set({ rank: rank === "" ? null : Number(rank) })}
         />
       )}
+      {hasPanels(state) && <PanelAxis />}
+      <span class="stretch" />
+      <WindowChip />
+      <Button
+        icon="panels"
+        label="Panels"
+        keys="]"
+        isQuiet
+        isOn={state.hasDeck}
+        onClick={() => perform(app, "deck")}
+      />
+    </div>
+  );
+}
+
+/** How the values of all panels are laid out. */
+function PanelAxis() {
+  const app = useApp();
+  const state = app.state.value;
+  return (
+    <>
       <span class="divider" />
+      <span class="select-name dim">Values</span>
       <Segments
         label="Value axis of panels (L)"
         value={state.scale}
@@ -257,17 +280,7 @@ export function Toolbar() {
         ]}
         onChange={(range) => app.set({ range })}
       />
-      <span class="stretch" />
-      <WindowChip />
-      <Button
-        icon="panels"
-        label="Panels"
-        keys="]"
-        isQuiet
-        isOn={state.hasDeck}
-        onClick={() => perform(app, "deck")}
-      />
-    </div>
+    </>
   );
 }
 
