@@ -143,8 +143,6 @@ class Observer:
 
     def began_pass(self, phase: str) -> None:
         """The model is about to be called."""
-        if self.reference is not None:
-            self.reference.begin_pass()
         if self.pipeline is not None and phase == "train" and not self.pipeline.is_on:
             every = self.pipeline.every
             if every is None or every(self.capture.step):
@@ -317,6 +315,8 @@ class Observer:
 
     def _entered(self, tap: Tap, call: int, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self.reference is not None:
+            if len(self.capture._pass().stack) == 1:
+                self.reference.begin_pass(tap.path, first_tensor(args, kwargs))
             if tap.is_root:
                 self.reference.run(module, args, kwargs)
             if self._replays(tap.path) and self.replaying is not None:

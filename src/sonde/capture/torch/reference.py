@@ -2,7 +2,7 @@
 
 Its forward is run by the user, before that of the watched model and on the same inputs, or else by
 Sonde. What it computes is kept by module and call until the watched model has come to the same
-place, and freed there. Passes are matched in order: the first of a step with the first.
+place, and freed there. Passes are matched by the tensor that they were given, else in order.
 
 A tensor is kept as it is, not copied. If it was changed in place afterwards it cannot be used; that
 is told, and from then on it is copied.
@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +55,11 @@ class _Kept:
 
 @dataclass(slots=True)
 class _Pass:
+    """A pass of the reference: which module was called, with which first tensor."""
+
+    path: str = ""
+    given: ref[Tensor] | None = None
+    shape: tuple[int, ...] = ()
     outputs: dict[tuple[str, int], dict[str, _Kept]] = field(default_factory=dict)
     inputs: dict[tuple[str, int], _Kept] = field(default_factory=dict)
 
@@ -109,10 +115,18 @@ class Reference:
 
     # -- what the watched model asks for -------------------------------------------------------
 
-    def begin_pass(self) -> None:
-        """The watched model begins a pass: what it meets is compared with the next one here."""
-        self._has_current = bool(self._waiting)
-        self._current = self._waiting.popleft() if self._waiting else _Pass()
+    def begin_pass(self, path: str, given: Tensor | None) -> None:
+        """The watched model begins a pass: it is compared with the one here that was given the same
+        tensor; if there is none, with the oldest one that looks like it."""
+        self._has_current = False
+        self._current = _Pass()
+        alike = [p for p in self._waiting if p.path == path and p.shape == _shape(given)]
+        same = [p for p in alike if p.given is not None and p.given() is given]
+        chosen = next(iter(same or alike), None)
+        if chosen is not None:
+            self._has_current, self._current = True, chosen
+            while self._waiting.popleft() is not chosen:
+                pass
 
     def run(self, like: nn.Module, args: Any, kwargs: Any) -> None:
         """Run the reference on what the watched model is about to be given, if nobody has."""
@@ -126,9 +140,9 @@ class Reference:
             self.runs = False
             return
         with torch.no_grad(), same_random_numbers(), self._kept_buffers(self.model):
-            args, kwargs = self.moved((args, kwargs))
-            self.model(*args, **kwargs)
-        self.begin_pass()
+            given = self.moved((args, kwargs))
+            self.model(*given[0], **given[1])
+        self.begin_pass("", first_tensor(args, kwargs))
 
     def output(self, path: str, call: int, slot: str, like: Tensor) -> Tensor | None:
         """What the reference returned there, on the device of the tensor it is compared with."""
@@ -176,7 +190,9 @@ class Reference:
         if self._is_replaying:
             return
         if not self._stack:
-            self._open = _Pass() if self._is_awake() else None
+            given = first_tensor(args, kwargs)
+            about = (path, None if given is None else ref(given), _shape(given))
+            self._open = _Pass(*about) if self._is_awake() else None
             self._calls.clear()
         call = self._calls.get(path, 0)
         self._calls[path] = call + 1
@@ -283,6 +299,10 @@ def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, dict):
         return {k: _mapped(v, change) for k, v in value.items()}
     return value
+
+
+def _shape(x: Tensor | None) -> tuple[int, ...]:
+    return () if x is None else tuple(x.shape)
 
 
 def _version(x: Tensor) -> int:
