@@ -22,14 +22,14 @@ from sonde.metrics.torch.attention import Call
 
 
 class Heard(NamedTuple):
-    """A call of attention: what is known of it. `logits` if the model made them itself."""
+    """A call of attention: what is known of it. No `call` if the model made its logits itself."""
 
     call: Call | None
-    logits: Tensor | None
     query: Tensor | None
     key: Tensor | None
     value: Tensor | None
     output: Tensor | None
+    device: torch.device
 
 
 class Listener(Protocol):
@@ -162,7 +162,7 @@ def _sdpa(original: Callable[..., Any]) -> Callable[..., Any]:
         given = {**dict(zip(order, args, strict=False)), **kwargs}
         q, k, v = given["query"], given["key"], given["value"]
         call = Call(q, k, given.get("attn_mask"), bool(given.get("is_causal")), given.get("scale"))
-        listener.called(Heard(call, None, q, k, v, out))
+        listener.called(Heard(call, q, k, v, out, q.device))
 
     return _telling(original, tell)
 
@@ -175,7 +175,8 @@ def _flex(original: Callable[..., Any]) -> Callable[..., Any]:
         q, k, v = given["query"], given["key"], given["value"]
         scores = _scores(given.get("score_mod"), getattr(given.get("block_mask"), "mask_mod", None))
         call = Call(q, k, scale=given.get("scale"), scores=scores)
-        listener.called(Heard(call, None, q, k, v, out[0] if isinstance(out, tuple) else out))
+        first = out[0] if isinstance(out, tuple) else out
+        listener.called(Heard(call, q, k, v, first, q.device))
 
     return _telling(original, tell)
 

@@ -75,7 +75,8 @@ class Heads:
             self._pending = None
             raw, length = pending.raw, pending.shape[-2]
             value = b if is_plain else None
-            heard = Heard(None, None, pending.query, pending.key, value, out if is_plain else None)
+            output = out if is_plain else None
+            heard = Heard(None, pending.query, pending.key, value, output, out.device)
             self._record(lambda: raw, length, heard)
             return
         key = b.mT if is_plain and b.dim() >= 3 else None
@@ -126,8 +127,7 @@ class Heads:
         tap, call = here
         capture = self._capture
         phase = capture._pass().phase
-        some = next(x for x in (heard.query, heard.output, heard.logits) if x is not None)
-        with Quiet(some.device):
+        with Quiet(heard.device):
             raw = compute()
             when = (phase, capture._step_of(phase))
             entry = self._tallies.entry(f"attention/{tap.path}", when, lambda: _Entry(tap.path))

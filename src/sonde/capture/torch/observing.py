@@ -109,7 +109,7 @@ class Observer:
         root = self.capture.root
         if root is not None:
             attention.listen(heads, root)
-        self._changed((), follows=False)
+        self._changed(("attach",), follows=False)  # to know in which module we are
 
     def close(self) -> None:
         if self.heads is not None:
@@ -236,11 +236,11 @@ class Observer:
             return
         if self.heads is None:
             self.heads = Heads(self.capture, self.tallies, None, None)
-            self._changed((), follows=False)
+            self._changed(("attach",), follows=False)
         if self.heads.is_listening:
             heads = self.heads
             call = Call(query, key, how["mask"], how["is_causal"], how["scale"])
-            heard = attention.Heard(call, None, query, key, value, output)
+            heard = attention.Heard(call, query, key, value, output, query.device)
             self._guarded("attention", lambda: heads.called(heard))
 
     # -- steps ---------------------------------------------------------------------------------
