@@ -16,7 +16,7 @@ import weakref
 
 import pytest
 
-from sonde.tracing.mechanism import Locals, names_in, observe
+from sonde.tracing.mechanism import Calls, Locals, names_in, observe
 
 
 class Log:
@@ -28,7 +28,10 @@ class Log:
         self.locals = Locals(self.code, own)
         self.calls = []
         self.firsts = []
-        self.open = {}
+        self.open = Calls()
+
+    names = None
+    strangers = frozenset()
 
     def concerns(self, first):
         self.firsts.append(first)
@@ -533,13 +536,21 @@ def test_an_error_of_a_probe_leaves_into_the_function_and_closing_still_works():
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="only a patched function carries us along")
 def test_what_is_pickled_of_a_function_under_observation_is_inert():
-    def f():
+    def f(first):
         return 1
 
-    with observe(f, Log(f)):
-        relays = [c for c in f.__code__.co_consts if callable(c)]
+    log = Log(f)
+    log.strangers = frozenset([1])
+    with observe(f, log):
+        assert hash(f.__code__) == hash(f.__code__)
+        log.open[0] = io.StringIO()  # something that cannot be pickled
+        copied = [pickle.loads(pickle.dumps(c)) for c in f.__code__.co_consts]
+        added = copied[len(f.__code__.co_consts) - len(copied) :]
+        assert {} in added
+        relays = [c for c in added if callable(c) and c is not id]
+        assert relays
         for relay in relays:
-            assert pickle.loads(pickle.dumps(relay))(1) is None
+            assert relay(1) is None
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="needs sys.monitoring")
@@ -551,3 +562,133 @@ def test_the_tool_id_is_given_back():
     with observe(f, Log(f)):
         assert "sonde" in [sys.monitoring.get_tool(i) for i in range(6)]
     assert [sys.monitoring.get_tool(i) for i in range(6)] == used
+
+
+# -- what is not told of -------------------------------------------------------------------------
+
+
+class Sparing(Log):
+    """Looks at `y` alone, and counts the lines that it is told of."""
+
+    names = ("y",)
+
+    def __init__(self, function):
+        super().__init__(function)
+        self.locals = Locals(self.code, ["y"])
+        self.lines = []
+
+    def line(self, frame, line):
+        self.lines.append(line - self.code.co_firstlineno)
+        super().line(frame, line)
+
+
+def test_lines_before_a_variable_can_have_a_value_are_not_told_of():
+    def late(n):
+        total = 0
+        for i in range(n):
+            total += i
+        y = total
+        y += 1
+        return y
+
+    def in_a_loop(n):
+        total = 0
+        for i in range(n):
+            total += i
+            y = total
+        return y
+
+    def argument(y):
+        total = 0
+        return total
+
+    def never(n):
+        total = n
+        return total
+
+    def caught(n):
+        total = 0
+        try:
+            total = 1 // n
+        except ZeroDivisionError:
+            y = -1  # noqa: F841
+        return total
+
+    def nested(n):
+        total = n
+
+        def inner():
+            nonlocal y
+            y = 5
+
+        inner()
+        y = total
+        return y
+
+    expected = {
+        late: {4, 5, 6},
+        in_a_loop: {2, 3, 4, 5},
+        argument: {1, 2},
+        never: set(),
+        nested: {1, 3, 7, 8, 9},
+    }
+    for function, lines in expected.items():
+        log = Sparing(function)
+        with observe(function, log):
+            result = function(2)
+        assert set(log.lines) == lines, function.__name__
+        assert result == function(2)
+    log = Sparing(caught)
+    with observe(caught, log):
+        caught(0)
+        caught(0)
+    assert {5, 6} <= set(log.lines) <= {4, 5, 6}
+    assert [c["changes"] for c in log.calls] == [[("y", -1, 5)]] * 2
+
+
+def test_a_second_observer_of_all_lines_sees_all_of_them():
+    def late(n):
+        total = 0
+        total += n
+        y = total
+        return y
+
+    first, second = Sparing(late), Sparing(late)
+    second.names = None
+    with observe(late, first):
+        late(1)
+        assert first.lines == [3, 4]
+        with observe(late, second):
+            late(1)
+        assert second.lines == [1, 2, 3, 4]
+        first.lines.clear()
+        late(1)
+        assert first.lines == [3, 4]
+    with observe(late, second):
+        second.lines.clear()
+        late(1)
+        assert second.lines == [1, 2, 3, 4]
+
+
+def test_strangers_are_not_asked():
+    class Odd:
+        """Neither hash nor comparison may be asked for."""
+
+        __hash__ = None
+
+        def __eq__(self, other):
+            raise AssertionError
+
+        def method(self):
+            y = 1
+            return y
+
+    known, stranger, other = Odd(), Odd(), Odd()
+    log = Sparing(Odd.method)
+    log.strangers = frozenset([id(stranger)])
+    with observe(Odd.method, log):
+        assert [o.method() for o in (known, stranger, other)] == [1, 1, 1]
+    assert log.firsts[0] is known
+    assert log.firsts[-1] is other
+    if sys.version_info < (3, 12):
+        assert len(log.firsts) == 2

@@ -39,6 +39,12 @@ class Callbacks:
     returned: Callable[[Any], None]
     yielded: Callable[[Any], None]
     unwound: Callable[[], None]
+    strangers: frozenset[int] = frozenset()
+    """The `id` of first arguments with which `start` is not called."""
+    gate: object = None
+    """All but `start` and `unwound` are called only while this is true; None: always."""
+    first: int = 0
+    """The offset of the first line that is told of."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,24 +81,24 @@ def instrument(code: CodeType, callbacks: Callbacks) -> CodeType:
     """A copy of the code that does the same and calls back on the way."""
     instructions, guards = _parsed(code)
     consts: list[object] = list(code.co_consts)
-    probes = _Probes(consts)
+    probes = _Probes(consts, callbacks.gate)
     resume = next(n for n, x in enumerate(instructions) if x.op == _OP["RESUME"])
     body = instructions[resume + 1]
     # Not before the body: what comes first there may be the head of a loop.
-    begun = probes.begin(callbacks.start, code, body.position)
+    begun = probes.begin(callbacks.start, callbacks.strangers, code, body.position)
     returns = _OP["RETURN_VALUE"]
     yields = _OP["YIELD_VALUE"] if code.co_flags & CO_GENERATOR else -1
     lines = _line_starts(instructions, guards)
     for instruction in instructions[resume + 1 :]:
         line = lines.get(id(instruction))
-        if line is not None:
+        if line is not None and 2 * instruction.at >= callbacks.first:
             instruction.before += probes.call(callbacks.line, line, instruction.position)
         if instruction.op == returns:
             instruction.before += probes.pass_on(callbacks.returned, instruction.position)
         elif instruction.op == yields:
             instruction.before += probes.pass_on(callbacks.yielded, instruction.position)
     # An exception that nothing else catches comes by here on its way out. There is no line to it.
-    handler = probes.call(callbacks.unwound, None, (None, None, None, None))
+    handler = probes.call(callbacks.unwound, None, (None, None, None, None), is_gated=False)
     handler.append(_Instruction(_OP["RERAISE"], 1, (None, None, None, None)))
     guards = _with_outermost(instructions, body, guards, handler[0])
     ordered = [part for i in instructions for part in (*i.before, i)]
@@ -111,14 +117,19 @@ def instrument(code: CodeType, callbacks: Callbacks) -> CodeType:
 class _Probes:
     """Instructions that call something and leave the stack as it was."""
 
-    def __init__(self, consts: list[object]) -> None:
+    def __init__(self, consts: list[object], gate: object) -> None:
         self._consts = consts
+        self._gate = gate
         self._indices: dict[int, int] = {}
 
     def begin(
-        self, callback: Callable[[Any], None], code: CodeType, at: _Position
+        self,
+        callback: Callable[[Any], None],
+        strangers: frozenset[int],
+        code: CodeType,
+        at: _Position,
     ) -> list[_Instruction]:
-        """Call with the first argument of the function."""
+        """Call with the first argument of the function, unless it is a stranger."""
         load = (_OP["LOAD_CONST"], self._const(None))
         if code.co_argcount:
             is_cell = code.co_varnames[0] in code.co_cellvars
@@ -131,10 +142,31 @@ class _Probes:
             (_OP["CALL"], 1),
             (_OP["POP_TOP"], 0),
         ]
-        return [_Instruction(op, arg, at) for op, arg in parts]
+        if not strangers or not code.co_argcount:
+            return [_Instruction(op, arg, at) for op, arg in parts]
+        ask = [
+            (_OP["PUSH_NULL"], 0),
+            (_OP["LOAD_CONST"], self._const(id)),
+            load,
+            (_OP["PRECALL"], 1),
+            (_OP["CALL"], 1),
+            (_OP["LOAD_CONST"], self._const(strangers)),
+            (_OP["CONTAINS_OP"], 0),
+        ]
+        return _unless(ask, "TRUE", parts, at)
+
+    def _gated(self, parts: list[tuple[int, int]], at: _Position) -> list[_Instruction]:
+        if self._gate is None:
+            return [_Instruction(op, arg, at) for op, arg in parts]
+        return _unless([(_OP["LOAD_CONST"], self._const(self._gate))], "FALSE", parts, at)
 
     def call(
-        self, callback: Callable[..., None], given: int | None, at: _Position
+        self,
+        callback: Callable[..., None],
+        given: int | None,
+        at: _Position,
+        *,
+        is_gated: bool = True,
     ) -> list[_Instruction]:
         """Call with one number, or with nothing."""
         code = [(_OP["PUSH_NULL"], 0), (_OP["LOAD_CONST"], self._const(callback))]
@@ -142,7 +174,7 @@ class _Probes:
             code.append((_OP["LOAD_CONST"], self._const(given)))
         n = 0 if given is None else 1
         code += [(_OP["PRECALL"], n), (_OP["CALL"], n), (_OP["POP_TOP"], 0)]
-        return [_Instruction(op, arg, at) for op, arg in code]
+        return self._gated(code, at) if is_gated else [_Instruction(*c, at) for c in code]
 
     def pass_on(self, callback: Callable[[Any], None], at: _Position) -> list[_Instruction]:
         """Call with the value on top of the stack, which stays there."""
@@ -154,14 +186,28 @@ class _Probes:
             (_OP["CALL"], 1),
             (_OP["POP_TOP"], 0),
         ]
-        return [_Instruction(op, arg, at) for op, arg in code]
+        return self._gated(code, at)
 
     def _const(self, value: object) -> int:
-        key = id(value) if callable(value) else hash(("line", value))
+        key = hash(("line", value)) if isinstance(value, int) else id(value)
         if key not in self._indices:
             self._indices[key] = len(self._consts)
             self._consts.append(value)
         return self._indices[key]
+
+
+def _unless(
+    ask: list[tuple[int, int]], answer: str, parts: list[tuple[int, int]], at: _Position
+) -> list[_Instruction]:
+    """The parts, jumped over if what is asked has that answer."""
+    end = _Instruction(_OP["NOP"], 0, at)
+    jump = _Instruction(_OP[f"POP_JUMP_FORWARD_IF_{answer}"], 0, at, target=end)
+    return [
+        *(_Instruction(op, arg, at) for op, arg in ask),
+        jump,
+        *(_Instruction(op, arg, at) for op, arg in parts),
+        end,
+    ]
 
 
 def _parsed(code: CodeType) -> tuple[list[_Instruction], list[_Guard]]:
@@ -177,7 +223,7 @@ def _parsed(code: CodeType) -> tuple[list[_Instruction], list[_Guard]]:
         if op == _EXTENDED:
             high = (high | arg) << 8
         else:
-            instruction = _Instruction(op, high | arg, positions[at // 2])
+            instruction = _Instruction(op, high | arg, positions[at // 2], at=at // 2)
             found.append(instruction)
             starts[first] = instruction
             offsets.append(at)

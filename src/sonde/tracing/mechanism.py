@@ -16,13 +16,15 @@ import dis
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import CodeType, FrameType, FunctionType, TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol, Self, TypeVar
 
 _IS_PATCHED: Final = sys.version_info < (3, 12)
 _ARE_LOCALS_COPIED: Final = sys.version_info < (3, 13)
 _ASKING_FOR_LOCALS: Final = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe"})
+
+T = TypeVar("T")
 
 
 class Probe(Protocol):
@@ -31,6 +33,16 @@ class Probe(Protocol):
     @property
     def open(self) -> Mapping[int, object]:
         """Calls that are followed. While there are none, only new calls are told of."""
+        ...
+
+    @property
+    def names(self) -> Collection[str] | None:
+        """Variables that are looked at: lines before any of them can have a value are not told of.
+        None for all lines."""
+
+    @property
+    def strangers(self) -> frozenset[int]:
+        """The `id` of first arguments that are known to be of no concern."""
         ...
 
     def concerns(self, first: Any) -> bool:
@@ -50,6 +62,16 @@ class Probe(Protocol):
 
     def unwound(self, frame: FrameType) -> None:
         """The call ends with an exception."""
+
+
+class Calls(dict[int, T]):
+    """Calls by the id of their frame. May stand among the constants of a function's code, which
+    have to be hashable; in a copy of the code there are none."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]  # by identity
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, ()
 
 
 class Observation:
@@ -218,13 +240,16 @@ class _Patched:
         if relay is None or function.__code__ is not relay.instrumented:
             relay = self._relays[id(function)] = _Relay(function)
         relay.probes = (*relay.probes, probe)
+        relay.install()
 
     def discard(self, function: FunctionType, probe: Probe) -> None:
         relay = self._relays.get(id(function))
         if relay is None:
             return
         relay.probes = tuple(p for p in relay.probes if p is not probe)
-        if not relay.probes:
+        if relay.probes:
+            relay.install()
+        else:
             del self._relays[id(function)]
             relay.restore()
 
@@ -236,16 +261,28 @@ class _Relay:
     """
 
     def __init__(self, function: FunctionType) -> None:
-        from sonde.tracing.instrumented import Callbacks, instrument
-
         self.probes: tuple[Probe, ...] = ()
         self._function = function
-        self._original = function.__code__
+        self._original = self.instrumented = function.__code__
+
+    def install(self) -> None:
+        """Put in the calls that the probes need, and no others."""
+        from sonde.tracing.flow import first_line_start
+        from sonde.tracing.instrumented import Callbacks, instrument
+
+        if self._function.__code__ is not self.instrumented:
+            return  # somebody has given the function other code
+        only = self.probes[0] if len(self.probes) == 1 else None
         self.instrumented = instrument(
             self._original,
-            Callbacks(self._start, self._line, self._returned, self._yielded, self._unwound),
+            Callbacks(
+                *(self._start, self._line, self._returned, self._yielded, self._unwound),
+                strangers=frozenset(only.strangers if only else ()),
+                gate=only.open if only and isinstance(only.open, Calls) else None,
+                first=min(first_line_start(self._original, p.names) for p in self.probes),
+            ),
         )
-        function.__code__ = self.instrumented
+        self._function.__code__ = self.instrumented
 
     def restore(self) -> None:
         if self._function.__code__ is self.instrumented:

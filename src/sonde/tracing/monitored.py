@@ -12,6 +12,7 @@ from types import CodeType
 from typing import Any, Final
 
 from sonde._errors import SondeError
+from sonde.tracing.flow import first_line_start, quiet_lines
 from sonde.tracing.mechanism import Probe
 
 _monitoring: Final[Any] = getattr(sys, "monitoring", None)  # Any: not there on 3.11
@@ -26,6 +27,8 @@ class Monitor:
     def __init__(self) -> None:
         self._probes: dict[int, tuple[Probe, ...]] = {}
         self._codes: dict[int, CodeType] = {}
+        self._quiet: dict[int, frozenset[int]] = {}
+        """Lines on which nobody has anything to look at; Python tells of each once."""
         self._tool: int | None = None
 
     def add(self, code: CodeType, probe: Probe) -> None:
@@ -35,7 +38,7 @@ class Monitor:
         events = _monitoring.events
         key = id(code)
         self._codes[key] = code
-        self._probes[key] = (*self._probes.get(key, ()), probe)
+        self._set_probes(key, (*self._probes.get(key, ()), probe))
         wanted = events.PY_START | events.LINE | events.PY_RETURN | events.PY_YIELD
         _monitoring.set_local_events(self._tool, code, wanted)
 
@@ -44,14 +47,22 @@ class Monitor:
         key = id(code)
         rest = tuple(p for p in self._probes.get(key, ()) if p is not probe)
         if rest:
-            self._probes[key] = rest
+            self._set_probes(key, rest)
             return
         if self._probes.pop(key, None) is not None:
-            del self._codes[key]
+            del self._codes[key], self._quiet[key]
             _monitoring.set_local_events(self._tool, code, 0)
         if not self._probes and self._tool is not None:
             self._release(self._tool)
             self._tool = None
+
+    def _set_probes(self, key: int, probes: tuple[Probe, ...]) -> None:
+        code = self._codes[key]
+        first = min(first_line_start(code, probe.names) for probe in probes)
+        before, now = self._quiet.get(key), quiet_lines(code, first)
+        self._probes[key], self._quiet[key] = probes, now
+        if before and not before <= now:
+            _monitoring.restart_events()
 
     def _claimed(self) -> int:
         free = [i for i in _PREFERRED if _monitoring.get_tool(i) is None]
@@ -91,10 +102,13 @@ class Monitor:
             if probe.concerns(first):
                 probe.start(frame)
 
-    def _line(self, code: CodeType, line: int) -> None:
+    def _line(self, code: CodeType, line: int) -> object:
+        if line in self._quiet.get(id(code), ()):
+            return _monitoring.DISABLE
         for probe in self._probes.get(id(code), ()):
             if probe.open:
                 probe.line(sys._getframe(1), line)
+        return None
 
     def _returned(self, code: CodeType, _offset: int, value: object) -> None:
         for probe in self._probes.get(id(code), ()):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import FrameType, FunctionType
 from typing import Any, Final
 
-from sonde.tracing.mechanism import Locals, names_in, observe
+from sonde.tracing.mechanism import Calls, Locals, names_in, observe
 from sonde.tracing.methods import Receives, receiver_in
 from sonde.tracing.paths import ANY_DEPTH, RETURN, is_wild, matches, under
 from sonde.tracing.resolving import Place
@@ -53,7 +53,8 @@ class MethodProbe:
         self._known = tracer.framework.known_keys
         self._nature = tracer.framework.nature
         self._spots: dict[int, _Spot] = {}
-        self.open: dict[int, tuple[_Spot, Call]] = {}
+        self.names: set[str] = set()
+        self.open: Calls[tuple[_Spot, Call]] = Calls()
 
     def want(self, place: Place) -> None:
         """Look for one more thing."""
@@ -77,6 +78,12 @@ class MethodProbe:
             if all(len(p.inner) == 1 and p.inner[0] != ANY_DEPTH for p in places)
         )
         spot.locals = Locals(self._code, spot.variables) if spot.variables else None
+        self.names.update(spot.variables)
+
+    @property
+    def strangers(self) -> frozenset[int]:
+        """Modules of the model whose method it is as well, and of which nothing is wanted."""
+        return self._known.difference(self._spots) if self._is_told_apart else frozenset()
 
     # -- what the mechanism tells --------------------------------------------------------------
 
@@ -125,6 +132,8 @@ class MethodProbe:
         spot, call = found
         try:
             call.is_ending = True
+            if call.is_starting:  # lines before there is anything to look at are not told of
+                call.line = frame.f_lineno
             self._look(frame, spot, call)
             if value is not None or not self._code.co_flags & inspect.CO_GENERATOR:
                 self._result(spot, call, value)
@@ -137,6 +146,8 @@ class MethodProbe:
             return
         spot, call = found
         try:
+            if call.is_starting:
+                call.line = frame.f_lineno
             self._look(frame, spot, call)
             self._result(spot, call, value)
         except Exception as error:

@@ -1,0 +1,60 @@
+"""Flow: from where on in a function a variable can have a value at all.
+
+A loop over a hundred layers before `y` is assigned need not be looked at line by line for `y`.
+"""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Collection
+from inspect import CO_OPTIMIZED, CO_VARARGS, CO_VARKEYWORDS
+from types import CodeType
+
+_NEVER = 1 << 30
+
+
+def first_line_start(code: CodeType, names: Collection[str] | None) -> int:
+    """The offset of the first line after which one of the names can have a value.
+
+    0 if that may be so from the beginning; beyond the code if it never is.
+    """
+    if names is None or not code.co_flags & CO_OPTIMIZED:
+        return 0
+    if not set(names).isdisjoint((*_arguments(code), *code.co_cellvars, *code.co_freevars)):
+        return 0
+    instructions = list(dis.get_instructions(code))
+    stores = [i.offset for i in instructions if _stores(i, names)]
+    if not stores:
+        return _NEVER
+    first = min(stores)
+    while back := [
+        int(i.argval)
+        for i in instructions
+        if "JUMP" in i.opname and isinstance(i.argval, int) and i.argval < first <= i.offset
+    ]:
+        first = min(back)
+    starts = [offset for offset, _ in dis.findlinestarts(code) if offset <= first]
+    return max(starts, default=0)
+
+
+def quiet_lines(code: CodeType, first: int) -> frozenset[int]:
+    """The lines of which nothing is at or after an offset."""
+    before: set[int | None] = set()
+    after: set[int | None] = set()
+    for offset, line in dis.findlinestarts(code):
+        (before if offset < first else after).add(line)
+    return frozenset(line for line in before - after if line is not None)
+
+
+def _arguments(code: CodeType) -> tuple[str, ...]:
+    n = code.co_argcount + code.co_kwonlyargcount
+    n += bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKEYWORDS)
+    return code.co_varnames[:n]
+
+
+def _stores(instruction: dis.Instruction, names: Collection[str]) -> bool:
+    if "STORE_FAST" not in instruction.opname:
+        return False
+    stored = instruction.argval
+    several = stored if isinstance(stored, tuple) else (stored,)
+    return any(name in names for name in several)
