@@ -44,9 +44,9 @@ def judge(*tensors: Tensor) -> Sketch:
     return Sketch.merged(reference.sketch(to_numpy(x)) for x in tensors)
 
 
-def on(device: str) -> Kernel:
+def on(device: str, make=table_for) -> Kernel:
     """The table of a device, for tensors that are sent there."""
-    kernel = table(lambda: table_for(torch.device(device)))
+    kernel = table(lambda: make(torch.device(device)))
     return lambda *tensors: kernel(*(x.to(device) for x in tensors))
 
 
@@ -57,6 +57,7 @@ TORCH_KERNELS = [
     pytest.param(table(lambda: PlainTable(torch.device("cpu"))), id="torch"),
     pytest.param(table(HostTable), id="c", marks=needs_c),
     pytest.param(on("cuda"), id="cuda", marks=[pytest.mark.gpu, needs_cuda]),
+    pytest.param(on("cuda", PlainTable), id="torch-on-cuda", marks=[pytest.mark.gpu, needs_cuda]),
 ]
 """Kernels that take any tensor of torch."""
 

@@ -224,7 +224,7 @@ def _assemble(filled: Filled, window: Window) -> list[tuple[str, NDArray[np.int3
     """
     pieces = [_piece(phase, touched) for phase, touched in window.touched.items()]
     pieces += [
-        _Piece("train", group.ids[sites], group.indices[sites], None)
+        _Piece(group.phase, group.ids[sites], group.indices[sites], None)
         for group, sites in window.groups
     ]
     sketches = filled.sketches(np.concatenate([p.rows for p in pieces]))

@@ -106,14 +106,15 @@ class Spot:
 
 
 class Group:
-    """Sites that are touched together, in the phase `train`: all parameters of a model.
+    """Sites that are touched together, in one phase: all parameters of a model.
 
     They have rows of their own, so that touching a thousand of them costs what touching one does.
     """
 
-    __slots__ = ("_touched", "_window", "ids", "indices")
+    __slots__ = ("_touched", "_window", "ids", "indices", "phase")
 
-    def __init__(self, ids: list[int], indices: list[int]) -> None:
+    def __init__(self, ids: list[int], indices: list[int], phase: str = "train") -> None:
+        self.phase = phase
         self.ids = np.array(ids, dtype=np.int32)
         self.indices = np.array(indices, dtype=np.int64)
         self._window = -1
@@ -140,11 +141,7 @@ class Window:
     @property
     def phases(self) -> list[str]:
         """The phases of which the window holds anything."""
-        return (
-            [*self.touched, "train"]
-            if self.groups and "train" not in self.touched
-            else [*self.touched]
-        )
+        return list(dict.fromkeys([*self.touched, *(t.group.phase for t in self.groups)]))
 
 
 class Rows:
@@ -155,7 +152,7 @@ class Rows:
     tensor, `take` ends the window.
     """
 
-    __slots__ = ("_next", "device", "limit", "table", "window")
+    __slots__ = ("_next", "_spare", "device", "limit", "table", "window")
 
     def __init__(self, table: Table, limit: int, device: int = -1) -> None:
         self.table = table
@@ -163,6 +160,7 @@ class Rows:
         self.device = device
         self.window = Window()
         self._next = 0
+        self._spare: list[int] = []
 
     def open_row(self, spot: Spot) -> Row | None:
         """A row of the spot's that may be added to; None when the limit of rows is reached."""
@@ -185,6 +183,18 @@ class Rows:
         spot.own.append(row)
         spot.parts.append(row.index)
         return row
+
+    def make_spare(self, n: int) -> None:
+        """Have that many rows aside, for a time in which none can be made."""
+        n = min(n - len(self._spare), self.limit - self._next)
+        if n > 0:
+            self.table.ensure(self._next + n)
+            self._spare += range(self._next, self._next + n)
+            self._next += n
+
+    def spare_row(self) -> int | None:
+        """One of the rows that were put aside, None when they are used up."""
+        return self._spare.pop() if self._spare else None
 
     def new_group(self, ids: list[int]) -> Group | None:
         """Rows for the sites of these ids; None when there are not enough left."""

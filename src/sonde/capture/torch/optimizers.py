@@ -208,7 +208,7 @@ class Optimizers:
         self._see_updates(own)
         self._see_state(optimizer, own)
         found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
-        if found_inf is not None:
+        if found_inf is not None and self._capture.recorder.capturing is None:
             self._tell_if(found_inf)
 
     def _see_by_hand(self) -> None:
@@ -294,6 +294,12 @@ class Optimizers:
                 observer.see(_spot(members.watched[k], "optim", f"/{name}"), x)
         if "optim" not in self._capture.plan.kinds:
             return
+        if self._capture.recorder.capturing is not None:
+            spots = [_spot(members.watched[k], "optim", f"/{name}") for k, name in names]
+            self._capture.recorder.add_together(
+                self._capture.recorder.loose(spots, tensors), tensors
+            )
+            return
         if names != party.state_names:
             spots = [_spot(members.watched[k], "optim", f"/{name}") for k, name in names]
             party.state_names = names
@@ -318,6 +324,10 @@ class Optimizers:
     def _bundle(
         self, members: Members, tensors: list[Tensor], kind: Kind, suffix: str = ""
     ) -> Bundle:
+        if self._capture.recorder.capturing is not None:
+            return self._capture.recorder.loose(
+                [_spot(w, kind, suffix) for w in members.watched], tensors
+            )
         found = members.bundles.get((kind, suffix))
         if found is None or not found.fits(tensors):
             spots = [_spot(w, kind, suffix) for w in members.watched]

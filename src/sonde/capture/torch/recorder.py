@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sonde.capture.drain import Drain, End, Part
 from sonde.capture.rows import Group, Row, Rows, Spot
+from sonde.capture.torch.graphs import Captured, can_capture
 from sonde.capture.torch.tables import Sketcher, Snapshot, difference
 from sonde.capture.torch.troubles import Troubles
 from sonde.kernels import torch as plain
@@ -42,6 +43,7 @@ class Recorder:
         self._new_sites: list[SiteInfo] = []
         self._dropped: set[tuple[str, int]] = set()
         self._handed: set[tuple[str, int]] = set()
+        self.capturing: Captured | None = None
 
     def table_on(self, device: torch.device) -> Sketcher:
         """The table of that device."""
@@ -61,6 +63,9 @@ class Recorder:
             rows = self._rows_of(x.device)
             spot = self._declared(spot, x, rows)
         if spot.off:
+            return None
+        if self.capturing is not None:
+            self._add_captured(self.capturing, spot, rows, x)
             return None
         if row is not None and rows.share(spot, row):
             return row
@@ -88,6 +93,27 @@ class Recorder:
             rows.forget(spot)
             raise
         return opened
+
+    def _add_captured(self, captured: Captured, spot: Spot, rows: Rows, x: Tensor) -> None:
+        """A CUDA graph is being captured: each replay is to sketch what it finds there."""
+        table: Any = rows.table
+        if not x.is_cuda or x.numel() == 0:
+            return  # what happens elsewhere happens once, now
+        index = captured.row(rows, spot) if can_capture(x) and table.kernel == "cuda" else None
+        if index is None:
+            self._troubles.skip(spot.site.name, "cannot be read inside of a CUDA graph")
+        else:
+            table.add(index, x, gated=True)
+
+    def spare_rows(self, device: torch.device, n: int) -> None:
+        """Have rows aside on that device, for the capture of a CUDA graph."""
+        self._rows_of(device).make_spare(n)
+
+    def loose(self, spots: list[Spot], tensors: Sequence[Tensor]) -> Bundle:
+        """A bundle for which nothing is prepared."""
+        bundle = Bundle(spots, tensors)
+        bundle.odd = list(range(len(tensors)))
+        return bundle
 
     @torch.no_grad()
     def add_together(self, bundle: Bundle, tensors: Sequence[Tensor | None]) -> None:

@@ -36,6 +36,7 @@ from sonde.capture.plan import Plan, Schedule
 from sonde.capture.rows import Spot
 from sonde.capture.torch import compiled, graphing, naming
 from sonde.capture.torch.collector import Collector
+from sonde.capture.torch.graphs import Graphs
 from sonde.capture.torch.hooks import MAX_SLOTS, inputs
 from sonde.capture.torch.observing import Observer
 from sonde.capture.torch.passes import (
@@ -96,6 +97,7 @@ class Capture:
         self._phase = "train"
         self._passes: dict[int, Pass] = {}
         self._checkpoints = Checkpoints()
+        self.graphs = Graphs(self)
         self._graph = graphing.taker(model, drain, self.troubles, plan.max_calls)
         self._begin()
         self.taps.scan(self.root)
@@ -114,7 +116,7 @@ class Capture:
     @property
     def recording(self) -> bool:
         """Whether the current step is recorded, now."""
-        return self._recording and not self._paused
+        return (self._recording or self.recorder.capturing is not None) and not self._paused
 
     @property
     def label(self) -> int:
@@ -155,6 +157,7 @@ class Capture:
             if self.is_closed:
                 return
             self.is_closed = self.asleep = True
+            self.graphs.close()
             self.taps.remove()
             self.collector.clear()
             if self.observer is not None:
@@ -198,7 +201,7 @@ class Capture:
             self.spent_ns += time.perf_counter_ns() - began
 
     def gradient(self, spots: list[Spot], grad: Tensor) -> None:
-        if not self._recording and self._forced is None:
+        if not self._recording and self._forced is None and self.recorder.capturing is None:
             return
         began = time.perf_counter_ns()
         try:
@@ -227,7 +230,7 @@ class Capture:
             with self.lock:
                 at = self._pass()
                 if kind.endswith("_grad"):
-                    wanted = self._recording or self._forced is not None
+                    wanted = self.recording or self._forced is not None
                 else:
                     wanted = current_backward() == -1 and self._in_compiled_pass(at)
                 if wanted:
@@ -289,6 +292,9 @@ class Capture:
         with self.lock:
             if self.is_closed:
                 return
+            if self.recorder.capturing is not None:
+                self.recorder.capturing.ends_step = True
+                return
             if self.observer is not None:
                 self.observer.end_step()
             if self._recording:
@@ -328,7 +334,7 @@ class Capture:
 
     def _settle(self) -> None:
         """Work out whether hooks have anything to do before the next step ends."""
-        idle = not self._recording and self._forced is None
+        idle = not self.recording and self._forced is None
         self.asleep = self.is_closed or self._paused > 0 or (idle and not self._between)
 
     def _wake(self) -> None:
@@ -350,6 +356,8 @@ class Capture:
         """Whether values of that phase are recorded now."""
         if self._paused or self.is_closed:
             return False
+        if self.recorder.capturing is not None:
+            return True
         return self._forced is not None or (self._recording and phase in self.plan.phases)
 
     def _step_of(self, phase: str) -> int:
@@ -410,7 +418,7 @@ class Capture:
         at.stack.append((tap, call))
         if call < 0 or not self._wants(at.phase):
             return
-        if len(at.stack) == 1:
+        if len(at.stack) == 1 and self.recorder.capturing is None:
             self._graph.begin(tap.path, module, args, kwargs, step=self.step)
         if not torch.is_grad_enabled():
             self._checkpoints.forward(tap, call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from torch import nn
@@ -93,6 +94,19 @@ class Taps:
             if not tap.is_root:
                 hang(tap, module, self._number)
         return compiled.forget_compiled([m for _, m in known])
+
+    def unhook(self, modules: Sequence[nn.Module]) -> Callable[[], None]:
+        """Take the hooks off these modules; what is returned puts them on again."""
+        taken = [(t, m) for m in modules if (t := self._taps.get(id(m))) and t.module() is m]
+        for tap, _ in taken:
+            take_off(tap, self._number)
+
+        def put_back() -> None:
+            for tap, module in taken:
+                if self._taps.get(id(module)) is tap and (tap.is_root or not self._is_resting):
+                    hang(tap, module, self._number)
+
+        return put_back
 
     def remove(self) -> None:
         """Take every hook off."""
