@@ -65,6 +65,8 @@ def test_demo_ends_by_itself_and_leaves_a_run_that_show_describes(healthy, capsy
     assert shown["non_finite"]["sites"] == 0
     assert f"step {STEPS}/{STEPS}" in told
     assert "Dive 12, at dusk." in told
+    assert "sonde view runs" in told
+    assert "http://" not in told, "nothing is served where there is no terminal"
 
 
 def test_demo_records_each_nth_step_and_validation_apart(healthy):

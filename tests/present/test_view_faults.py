@@ -224,6 +224,17 @@ def test_a_question_of_a_gigabyte_is_refused_before_it_is_read(server):
     assert server.get("runs").status_code == 200
 
 
+def test_workers_cannot_take_the_memory_of_the_machine(server):
+    resource = pytest.importorskip("resource")
+    server.get("run", run=server.run_id("good"))
+    workers = server.workers()
+    assert workers
+    for process in workers:
+        soft, hard = resource.prlimit(process.pid, resource.RLIMIT_DATA)
+        assert 0 < soft == hard <= 3 << 30
+        assert resource.prlimit(process.pid, resource.RLIMIT_CORE) == (0, 0)
+
+
 def test_the_widest_questions_are_bounded(server):
     run = server.run_id("good")
     for view, more in {
@@ -297,6 +308,57 @@ def test_errors_that_nobody_foresaw_are_not_told_to_visitors():
         status, code, message = refusal(error)
         assert (status, code) == (500, "failed")
         assert "/home" not in message
+
+
+def test_a_thousand_runs_are_listed_and_four_are_open(tmp_path):
+    model = served.make_run(tmp_path / "model", ["a"], steps=1)
+    folder = tmp_path / "runs"
+    for i in range(1020):
+        (folder / f"run{i}").mkdir(parents=True)
+        shutil.copy(model / "run.json", folder / f"run{i}")
+    for i in range(7):
+        shutil.rmtree(folder / f"run{i}")
+        shutil.copytree(model, folder / f"run{i}")
+    desk = Desk(str(folder))
+    table = desk.shelf.table()
+    assert (len(table.runs), table.left_out) == (1000, 20)
+    for row in table.runs:
+        if row.name in {f"run{i}" for i in range(7)}:
+            answer(desk, {"view": "heat", "run": row.id, "question": [("run", row.id)]})
+    assert len(desk._open) == 4
+    for run in list(desk._open):
+        desk._close(run)
+
+
+HOSTILE = {
+    "long": '{"run_id": "' + "x" * (8 << 20) + '"}',
+    "deep": "[" * 100_000,
+    "odd numbers": '{"run_id": "a", "created_ns": 1e999, "config": {"watch": {"model": NaN}}}',
+    "huge numbers": '{"run_id": 1, "created_ns": ' + "9" * 5000 + "}",
+    "twice": '{"run_id": "a", "run_id": "b", "created_ns": -9223372036854775809}',
+    "a list": "[1, 2, 3]",
+    "nothing": "",
+    "no text": "\x00\xff\xfe",
+    "markup": '{"run_id": "<script>", "config": {"watch": {"model": "<img onerror=x>"}}}',
+}
+
+
+def test_run_files_of_strangers_are_told_or_shown_and_do_no_harm(start, tmp_path):
+    folder = tmp_path / "runs"
+    served.make_run(folder / "good", ["a"])
+    for name, text in HOSTILE.items():
+        (folder / name).mkdir()
+        (folder / name / "run.json").write_text(text, encoding="latin-1")
+    found = start(folder)
+    rows = {row["name"]: row for row in found.get("runs").json()["spec"]["runs"]}
+    assert set(rows) == {"good", *HOSTILE}
+    for name, row in rows.items():
+        header = found.get("run", run=row["id"])
+        assert header.status_code in {200, 422}, name
+        if header.status_code == 422:
+            assert len(header.json()["error"]["message"]) <= 1000
+    assert found.get("run", run=rows["good"]["id"]).status_code == 200
+    assert "Traceback" not in found.said()
 
 
 def test_a_run_that_is_deleted_while_it_is_looked_at_is_told(start, tmp_path):

@@ -139,22 +139,7 @@ def proxy(port, prefix):
             thread.join(20)
 
 
-DEMO = ("demo", "--steps", "2", "--every", "1", "--name", "shown")
-
-
-def test_the_demo_ends_by_itself_where_there_is_no_terminal(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "sonde", *DEMO],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert "sonde view runs" in done.stdout
-    assert "http://" not in done.stdout
+DEMO = ("demo", "--steps", "2", "--every", "1", "--name", "shown")  # no terminal: tests/demo
 
 
 def test_the_demo_ends_by_serving_its_run_at_a_terminal(tmp_path):

@@ -21,6 +21,7 @@ from collections import OrderedDict
 from typing import Any, BinaryIO, Final
 
 import duckdb
+import pyarrow as pa
 
 from sonde._errors import RunError, SondeError
 from sonde.store.queries import Limits, connect
@@ -36,8 +37,11 @@ from sonde.views.subject import NotFoundError, Subject
 MAX_ANSWER_BYTES: Final = 128 << 20
 _OPEN_RUNS: Final = 4
 _LIMITS: Final = Limits(memory_bytes=384 << 20, threads=2)
-_ADDRESS_BYTES: Final = 6 << 30
-"""Address space of a worker: far more than it needs, far less than would hurt."""
+_DATA_BYTES: Final = 3 << 30
+"""Memory that a worker may ask for: twice of what the runs of `benchmarks/views.py` make it."""
+
+_ADDRESS_BYTES: Final = 16 << 30
+_THREADS: Final = 2
 
 
 class Desk:
@@ -161,10 +165,16 @@ def _write(sink: BinaryIO, head: dict[str, Any], body: bytes) -> None:
 
 
 def _limit() -> None:
-    """Keep a run from taking the machine's memory. Not everywhere is there a way to say so."""
+    """Keep a run from taking the machine's memory. Not everywhere is there a way to say so.
+
+    Threads are few whatever the machine has: each takes memory before it does anything.
+    """
+    pa.set_cpu_count(_THREADS)
+    pa.set_io_thread_count(_THREADS)
     try:
         import resource
 
+        resource.setrlimit(resource.RLIMIT_DATA, (_DATA_BYTES, _DATA_BYTES))
         resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_BYTES, _ADDRESS_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     except (ImportError, ValueError, OSError):

@@ -19,6 +19,11 @@ from typing import Any, Final
 _MAX_WAITING: Final = 64
 _GRACE_S: Final = 1.0
 _MAX_HOMES: Final = 10_000
+_ENVIRONMENT: Final = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "2",  # else each thread reserves memory of its own
+}
 _READS_MUCH: Final = frozenset({"heat", "kymograph", "movers", "tint"})
 
 
@@ -103,7 +108,7 @@ class Worker:
                 self._folder,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                env={**os.environ, **_ENVIRONMENT},
                 start_new_session=True,  # Ctrl-C is for the server; it ends its workers itself
             )
         return self._process
