@@ -72,14 +72,16 @@ def _nonfinite(
 ) -> tuple[dict[str, dict[str, Any]], int]:
     rows = subject.ask(
         f"""
-        select name, min(step) as first, count(distinct step) as steps, count(*) over () as sites
-        from records
+        select name, min(step) as first, count(distinct step) as steps from records
         where {chosen.where} and not replaced and nans + pos_infs + neg_infs > 0
-        group by name order by first, steps desc, name limit {int(limit)}
+        group by name
         """,
         chosen.parameters,
     ).to_pylist()
-    return {row["name"]: row for row in rows}, int(rows[0]["sites"]) if rows else 0
+    # Of those that begin at the same step, the one that training met first is likely the cause.
+    met = {name: i for i, name in enumerate(subject.structure.by_name)}
+    rows.sort(key=lambda row: (row["first"], met.get(row["name"], len(met)), row["name"]))
+    return {row["name"]: row for row in rows[:limit]}, len(rows)
 
 
 def _moved(
