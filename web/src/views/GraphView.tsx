@@ -217,7 +217,7 @@ export function GraphView({ level, tint, isStale }: Props) {
                 if (app.dragged.peek()) return;
                 app.status.value = e ? `${node.path || node.label} · ${node.type}` : "";
                 tip.value = e
-                  ? { ...describe(node, tint, tints), x: e.clientX, y: e.clientY }
+                  ? { ...describe(node, tint, tints), ...besideBox(e.currentTarget as Element) }
                   : null;
               }}
             />
@@ -306,6 +306,12 @@ function arrowHead(points: readonly { x: number; y: number }[]): string {
   const corner = (turn: number, far: number) =>
     `${(b.x + far * Math.cos(angle + turn)).toFixed(1)} ${(b.y + far * Math.sin(angle + turn)).toFixed(1)}`;
   return `M${corner(0, 0.5)}L${corner(2.7, 8)}L${corner(-2.7, 8)}Z`;
+}
+
+/** Where the tip of a box stands: at its right, so that the boxes around it can be seen. */
+function besideBox(node: Element): { x: number; y: number } {
+  const { right, top } = node.querySelector(".node-box")!.getBoundingClientRect();
+  return { x: right - 8, y: top - 14 };
 }
 
 /** The tip of a box: shapes and dtypes, what its `extra_repr` says, the chosen number. */
