@@ -12,6 +12,7 @@ bytes (little-endian), a JSON object, and for answers the bytes that its `size` 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -184,6 +185,9 @@ def _limit() -> None:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")  # what is damaged is told in answers
     _limit()
+    # Graphs are hundreds of thousands of objects without a cycle: looking for one among them takes
+    # a quarter of the time to read them (78,754 modules, 2026-11).
+    gc.set_threshold(100_000, 20, 100)
     # Whatever a library prints must not get between the answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
