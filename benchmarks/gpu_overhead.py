@@ -176,6 +176,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--modes", default="eager,compiled")
     parser.add_argument("--out", default="benchmarks/results")
     asked = parser.parse_args()
     tokens = torch.randint(0, VOCABULARY, (BATCH, CONTEXT), device="cuda")
@@ -186,7 +187,7 @@ def main() -> None:
     rows = []
     print(f"copy {bandwidth / 1e12:.2f} TB/s, floor {floor_ms:.2f} ms a step")
     with tempfile.TemporaryDirectory() as folder:
-        for compiled in (False, True):
+        for compiled in [mode == "compiled" for mode in asked.modes.split(",")]:
             variants = [
                 Variant("plain", None, compiled=compiled, folder=folder),
                 Variant("every step", 1, compiled=compiled, folder=folder),

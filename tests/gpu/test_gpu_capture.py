@@ -74,7 +74,7 @@ def numbers(x):
 def expected(model, optimizer, x):
     """What a step sees, from a copy in float64 that is trained like the model."""
     model, state = copy.deepcopy(model).double(), copy.deepcopy(optimizer.state_dict())
-    twin = type(optimizer)(model.parameters(), **optimizer.defaults)
+    twin = type(optimizer)(model.parameters())
     twin.load_state_dict(state)
     for group in twin.param_groups:
         group.update(fused=False, capturable=False, foreach=False)

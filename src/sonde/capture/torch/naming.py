@@ -99,7 +99,7 @@ class Structure:
         self.modules: list[tuple[str, ref[nn.Module]]] = []
         self.parameters: list[Named] = []
         self._model = ref(model)
-        self._is_stale = True
+        self.is_stale = True
         self._wrappers: list[ref[nn.Module]] = []
         self._regions: set[str] = set()
         self._print: list[int] = []
@@ -107,11 +107,11 @@ class Structure:
     def refresh(self) -> None:
         """Look whether the model has changed, and at all of it if so."""
         model = self._model()
-        if model is None or (not self._is_stale and self._fingerprint() == self._print):
+        if model is None or (not self.is_stale and self._fingerprint() == self._print):
             return
         self.version += 1
         # A parameter that is still to be made keeps its identity when it is.
-        self._is_stale = any(is_lazy(p) for p in model.parameters())
+        self.is_stale = any(is_lazy(p) for p in model.parameters())
         self.modules = [(path, ref(m, self._died)) for path, m in modules(model)]
         self.parameters = [
             Named(path, name, ref(module), ref(p, self._died))
@@ -142,7 +142,7 @@ class Structure:
         return print_
 
     def _died(self, _reference: object) -> None:
-        self._is_stale = True
+        self.is_stale = True
 
 
 def _wrapped(module: nn.Module) -> nn.Module | None:

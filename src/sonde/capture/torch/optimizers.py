@@ -49,18 +49,23 @@ class _Watched:
 class Members:
     """Watched parameters that go together, and what was prepared for each kind.
 
-    Keeps none of them alive. Their owner asks for them only while they live.
+    Keeps them alive only between `hold` and `let_go`.
     """
 
-    __slots__ = ("bundles", "watched")
+    __slots__ = ("bundles", "tensors", "watched")
 
     def __init__(self, known: list[tuple[_Watched, Tensor]]) -> None:
         self.watched = [w for w, _ in known]
         self.bundles: dict[tuple[Kind, str], Bundle] = {}
+        self.tensors: list[Tensor] = []
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [w.parameter() for w in self.watched]  # type: ignore[misc]  # see above
+    def hold(self) -> None:
+        """Have the tensors at hand. Their owner sees to it that they live."""
+        if not self.tensors:
+            self.tensors = [w.parameter() for w in self.watched]  # type: ignore[misc]  # see above
+
+    def let_go(self) -> None:
+        self.tensors = []
 
 
 class Party:
@@ -69,7 +74,9 @@ class Party:
     `kept` are copies of the former while the optimizer is at work.
     """
 
-    __slots__ = ("changing", "kept", "signs", "state", "state_names", "still", "version")
+    __slots__ = (
+        *("changing", "kept", "signs", "state", "state_keys", "state_names", "still", "version"),
+    )
 
     def __init__(
         self, version: int, signs: list[tuple[int, bool]], known: list[tuple[_Watched, Tensor]]
@@ -81,6 +88,11 @@ class Party:
         self.kept: Kept = ()
         self.state: Bundle | None = None
         self.state_names: list[tuple[int, str]] = []
+        self.state_keys: list[tuple[int, list[str]]] = []
+
+    def let_go(self) -> None:
+        self.changing.let_go()
+        self.still.let_go()
 
 
 class Optimizers:
@@ -181,6 +193,8 @@ class Optimizers:
             self._forget_kept()
             capture.troubles.failed(part, error)
         finally:
+            for party in self._parties.values():
+                party.let_go()
             capture.spent_ns += time.perf_counter_ns() - began
 
     def _tell_if(self, skipped: Tensor) -> None:
@@ -270,23 +284,10 @@ class Optimizers:
     def _see_state(self, optimizer: Optimizer, party: Party) -> None:
         if "optim" not in self._capture.kinds:
             return
-        names: list[tuple[int, str]] = []
-        tensors: list[Tensor] = []
         members = party.changing
-        for k, p in enumerate(members.tensors):
-            state = optimizer.state.get(p)
-            if not state:
-                continue
-            for key, value in state.items():
-                if key == "step":
-                    continue
-                if isinstance(value, Tensor):
-                    names.append((k, key))
-                    tensors.append(value)
-                    continue
-                for slot, x in leaves(value, Tensor, MAX_SLOTS):
-                    names.append((k, f"{key}.{slot}"))
-                    tensors.append(x)
+        names, tensors = party.state_names, _same_state(optimizer, party)
+        if tensors is None:
+            names, tensors = _state(optimizer, party)
         if not tensors:
             return
         if (observer := self._capture.observer) is not None:
@@ -340,7 +341,8 @@ class Optimizers:
     def _select(self) -> None:
         """Know every selected parameter of the model, also those added since the last time."""
         structure, plan = self._capture.structure, self._capture.plan
-        structure.refresh()
+        if structure.is_stale or self._capture.scanned_step != self._capture.step:
+            structure.refresh()
         if self._version == structure.version:
             return
         self._version = structure.version
@@ -374,6 +376,8 @@ class Optimizers:
         if found is None or found.signs != signs or found.version != self._version:
             known = [(w, p) for p in parameters if (w := self._known(p)) is not None]
             found = self._parties[key] = Party(self._version, signs, known)
+        found.changing.hold()
+        found.still.hold()
         return found
 
     def _all(self) -> list[Tensor]:
@@ -399,6 +403,50 @@ def _spot(watched: _Watched, kind: Kind, suffix: str) -> Spot:
         found = Spot(kind, watched.path, 0, slot, watched.module_type, "train")
         watched.spots[kind, suffix] = found
     return found
+
+
+def _same_state(optimizer: Optimizer, party: Party) -> list[Tensor] | None:
+    """The tensors of the state, if it is made as it was; most of the time it is."""
+    found: list[Tensor] = []
+    get = optimizer.state.get
+    if not party.state_keys or len(party.state_keys) != len(party.changing.tensors):
+        return None
+    for p, (n, keys) in zip(party.changing.tensors, party.state_keys, strict=True):
+        state = get(p)
+        if state is None or len(state) != n:
+            return None
+        for key in keys:
+            x = state.get(key)
+            if not isinstance(x, Tensor):
+                return None
+            found.append(x)
+    return found
+
+
+def _state(optimizer: Optimizer, party: Party) -> tuple[list[tuple[int, str]], list[Tensor]]:
+    """The tensors of the state, each with its parameter and name; and how it is made, if simple."""
+    names: list[tuple[int, str]] = []
+    tensors: list[Tensor] = []
+    made: list[tuple[int, list[str]]] = []
+    for k, p in enumerate(party.changing.tensors):
+        state = optimizer.state.get(p)
+        if not state:
+            continue
+        keys = [key for key, value in state.items() if key != "step" and isinstance(value, Tensor)]
+        if len(keys) + ("step" in state) == len(state):
+            made.append((len(state), keys))
+        for key, value in state.items():
+            if key == "step":
+                continue
+            if isinstance(value, Tensor):
+                names.append((k, key))
+                tensors.append(value)
+                continue
+            for slot, x in leaves(value, Tensor, MAX_SLOTS):
+                names.append((k, f"{key}.{slot}"))
+                tensors.append(x)
+    party.state_keys = made if len(made) == len(party.changing.tensors) else []
+    return names, tensors
 
 
 def _parameters_of(optimizer: Optimizer) -> list[Tensor]:

@@ -7,6 +7,7 @@ the capture serialises.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -294,24 +295,31 @@ class Bundle:
     What can be prepared for them is prepared once: a step costs little more than a launch.
     """
 
-    __slots__ = ("odd", "shares", "sizes", "spots")
+    __slots__ = ("_last", "odd", "shares", "sizes", "spots")
 
     def __init__(self, spots: list[Spot], tensors: Sequence[Tensor]) -> None:
         self.spots = spots
         self.shares: list[Share] = []
         self.odd: list[int] = []
         self.sizes = [(x.numel(), x.dtype, x.get_device(), x.stride()) for x in tensors]
+        self._last: object = None
 
     def fits(self, tensors: Sequence[Tensor | None]) -> bool:
         """Whether all are there, and as they were prepared for."""
-        return len(tensors) == len(self.sizes) and all(
-            x is not None
-            and x.numel() == n
-            and x.dtype is d
-            and x.get_device() == v
-            and x.stride() == s
-            for x, (n, d, v, s) in zip(tensors, self.sizes, strict=True)
-        )
+        try:
+            # Where they lay when all was looked at: most of the time nothing has moved.
+            now = (
+                [x.data_ptr() for x in tensors],  # type: ignore[union-attr]
+                [x.numel() for x in tensors],  # type: ignore[union-attr]
+                [x.dtype for x in tensors],  # type: ignore[union-attr]
+            )
+        except (AttributeError, RuntimeError):  # one is not there, or lies nowhere
+            now = None
+        if now is not None and now == self._last:
+            return True
+        fits = len(tensors) == len(self.sizes) and all(map(self.fits_at, count(), tensors))
+        self._last = now if fits else None
+        return fits
 
     def copies(self, tensors: Sequence[Tensor], kept: Kept) -> Iterator[tuple[int, Tensor]]:
         """The copies that were kept of these tensors, each with its place among them."""

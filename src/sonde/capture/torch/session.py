@@ -82,6 +82,7 @@ class Capture:
         self.asleep = False
         self.is_closed = False
         self.spent_ns = 0
+        self.scanned_step = -1
         self.dropped_steps = 0
         self.recorded_steps = 0
         self._first_step = step
@@ -93,7 +94,7 @@ class Capture:
         self._forced: str | None = None
         self._paused = 0
         self._may_rest = True
-        self._passes_begun = 0
+        self.passes_begun = 0
         self._phase = "train"
         self._passes: dict[int, Pass] = {}
         self._checkpoints = Checkpoints()
@@ -315,7 +316,7 @@ class Capture:
 
     def _notice_silence(self) -> None:
         """Never yet a pass: what was compiled before we came does not call our hooks."""
-        if not self._passes_begun and self.plan.kinds & MODULE_KINDS and not self._paused:
+        if not self.passes_begun and self.plan.kinds & MODULE_KINDS and not self._paused:
             self.troubles.unseen()
 
     # -- passes --------------------------------------------------------------------------------
@@ -329,7 +330,7 @@ class Capture:
         self._settle()
         if self._recording:
             self._wake()
-        elif self._may_rest and self._forced is None and self._passes_begun > 1:
+        elif self._may_rest and self._forced is None and self.passes_begun > 1:
             self.taps.rest()
 
     def _settle(self) -> None:
@@ -378,13 +379,14 @@ class Capture:
             if phase != self._phase:
                 self.recorder.end_phases(besides="train")
         self._phase = phase
-        self._passes_begun += 1
+        self.passes_begun += 1
         at.begin(phase)
         if phase == "train" and self._between:
             self._between = False
             self._settle()
             if self._recording or self.step == self._first_step:
                 self.taps.scan(root)
+                self.scanned_step = self.step
             if self._recording:
                 self.begun()
         if self.observer is not None and self._wants(phase):
