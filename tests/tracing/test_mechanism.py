@@ -37,7 +37,7 @@ class Log:
         self.firsts.append(first)
         return True
 
-    def start(self, frame):
+    def start(self, frame, first):
         call = {"changes": [], "end": None, "last": 0, "values": {}, "yields": []}
         self.open[id(frame)] = call
         self.calls.append(call)
@@ -509,6 +509,30 @@ def test_values_are_not_kept_alive_by_looking_at_them():
     with observe(f, Looking(f)):
         f(make)
     assert alive == [False]
+
+
+def test_an_argument_is_not_kept_alive_by_asking_whether_a_call_concerns():
+    class Thing:
+        pass
+
+    class Indifferent(Log):
+        names = ("y",)
+
+        def concerns(self, first):
+            return False
+
+    seen = []
+
+    def f(x):
+        seen.append(weakref.ref(x))
+        x = None
+        seen.append(seen[0]() is None)
+        y = x
+        return y
+
+    with observe(f, Indifferent(f)):
+        f(Thing())
+    assert seen[1] is True
 
 
 def test_a_dict_from_locals_is_left_to_the_function():

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from sonde._errors import SondeError
 from sonde.tracing.flow import first_line_start, quiet_lines
-from sonde.tracing.mechanism import Probe
+from sonde.tracing.mechanism import Locals, Probe
 
 _monitoring: Final[Any] = getattr(sys, "monitoring", None)  # Any: not there on 3.11
 _NAME: Final = "sonde"
@@ -27,6 +27,7 @@ class Monitor:
     def __init__(self) -> None:
         self._probes: dict[int, tuple[Probe, ...]] = {}
         self._codes: dict[int, CodeType] = {}
+        self._firsts: dict[int, Locals] = {}
         self._quiet: dict[int, frozenset[int]] = {}
         """Lines on which nobody has anything to look at; Python tells of each once."""
         self._tool: int | None = None
@@ -38,6 +39,7 @@ class Monitor:
         events = _monitoring.events
         key = id(code)
         self._codes[key] = code
+        self._firsts[key] = Locals(code, code.co_varnames[:1] if code.co_argcount else ())
         self._set_probes(key, (*self._probes.get(key, ()), probe))
         wanted = events.PY_START | events.LINE | events.PY_RETURN | events.PY_YIELD
         _monitoring.set_local_events(self._tool, code, wanted)
@@ -50,7 +52,7 @@ class Monitor:
             self._set_probes(key, rest)
             return
         if self._probes.pop(key, None) is not None:
-            del self._codes[key], self._quiet[key]
+            del self._codes[key], self._firsts[key], self._quiet[key]
             _monitoring.set_local_events(self._tool, code, 0)
         if not self._probes and self._tool is not None:
             self._release(self._tool)
@@ -95,12 +97,15 @@ class Monitor:
         }
 
     def _start(self, code: CodeType, _offset: int) -> None:
-        probes = self._probes.get(id(code), ())
+        probes = self._probes.get(id(code))
+        if probes is None:
+            return
         frame = sys._getframe(1)
-        first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        found = self._firsts[id(code)].read(frame)
+        first = found[0][1] if found else None
         for probe in probes:
             if probe.concerns(first):
-                probe.start(frame)
+                probe.start(frame, first)
 
     def _line(self, code: CodeType, line: int) -> object:
         if line in self._quiet.get(id(code), ()):

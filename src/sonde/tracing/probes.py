@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import FrameType, FunctionType
 from typing import Any, Final
 
+from sonde.tracing.flow import first_line_start
 from sonde.tracing.mechanism import Calls, Locals, names_in, observe
 from sonde.tracing.methods import Receives, receiver_in
 from sonde.tracing.paths import ANY_DEPTH, RETURN, is_wild, matches, under
@@ -33,6 +34,8 @@ class _Spot:
     name: str
     variables: dict[str, list[Place]] = field(default_factory=dict)
     returns: list[Place] = field(default_factory=list)
+    is_bound: bool = False
+    """Whether a variable may have a value from the start."""
     whole: frozenset[str] = frozenset()
     """Variables of which nothing inside is wanted: they change when they are another object, or
     when that object has changed."""
@@ -79,6 +82,7 @@ class MethodProbe:
         )
         spot.locals = Locals(self._code, spot.variables) if spot.variables else None
         self.names.update(spot.variables)
+        spot.is_bound = first_line_start(self._code, spot.variables) == 0
 
     @property
     def strangers(self) -> frozenset[int]:
@@ -99,18 +103,19 @@ class MethodProbe:
         # The other modules of the class come by here, and should not pay for being asked.
         return key not in self._known and tracer.framework.receiver_key(first) in self._spots
 
-    def start(self, frame: FrameType) -> None:
+    def start(self, frame: FrameType, first: Any) -> None:
         self.open.pop(id(frame), None)
         tracer = self._tracer
         try:
-            spot = self._spot_of(frame)
+            spot = self._spot_of(frame, first)
             if spot is None or tracer.framework.is_redone():
                 return
             if len(self.open) >= _MAX_OPEN:
                 del self.open[next(iter(self.open))]
             call = tracer.call_of(id(spot), self._code.co_firstlineno)
             self.open[id(frame)] = (spot, call)
-            self._look(frame, spot, call)
+            if spot.is_bound:
+                self._look(frame, spot, call)
         except Exception as error:
             tracer.fail(self.function.__qualname__, error)
 
@@ -120,8 +125,11 @@ class MethodProbe:
             return
         spot, call = found
         try:
-            self._look(frame, spot, call)
-            call.line, call.is_starting = line, False
+            if call.is_starting:
+                call.is_starting = False  # nothing that matters has run since it was looked at
+            else:
+                self._look(frame, spot, call)
+            call.line = line
         except Exception as error:
             self._failed(frame, spot, error)
 
@@ -190,16 +198,13 @@ class MethodProbe:
         for place in spot.returns:
             self._tracer.look(place, RETURN if place.inner else "", value, place.inner[1:], call)
 
-    def _spot_of(self, frame: FrameType) -> _Spot | None:
+    def _spot_of(self, frame: FrameType, first: Any) -> _Spot | None:
         spots = self._spots
         if self._receives == "instance":
-            found = self._first.read(frame)
-            if not found:
-                return None
-            receiver = found[0][1]
             if self._is_starred:
-                receiver = receiver[0] if receiver else None
-            return spots.get(self._tracer.framework.receiver_key(receiver))
+                found = self._first.read(frame)
+                first = found[0][1][0] if found and found[0][1] else None
+            return spots.get(self._tracer.framework.receiver_key(first))
         if len(spots) == 1:
             return next(iter(spots.values()))
         return self._on_behalf_of(frame)

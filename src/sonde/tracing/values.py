@@ -122,7 +122,8 @@ def snapshot(value: Any, nature: Nature, room_bytes: int) -> Snapshot:
     Raises:
         RefusedError: if it is larger than `room_bytes`, too long, or has no values.
     """
-    return _Taking(nature, room_bytes).take(value, MAX_DEPTH)
+    taking = _Taking(nature, room_bytes)
+    return taking.tensor(value) if nature.is_tensor(value) else taking.take(value, MAX_DEPTH)
 
 
 def stamp(value: Any, nature: Nature) -> int | None:
@@ -146,7 +147,7 @@ class _Taking:
             return _Simple(value)
         nature = self._nature
         if nature.is_tensor(value):
-            return self._tensor(value)
+            return self.tensor(value)
         if isinstance(value, np.ndarray) and value.dtype != object:
             self._spend(value.nbytes)
             return _Array(value)
@@ -169,12 +170,13 @@ class _Taking:
             )
         return _Container(kind, keys, [self.take(item, depth - 1) for item in items], rebuild)
 
-    def _tensor(self, value: Any) -> Snapshot:
+    def tensor(self, value: Any) -> Snapshot:
         reason = self._nature.refusal(value)
         if reason is not None:
             raise RefusedError(reason)
-        self._spend(self._nature.size_bytes(value))
-        return _Tensor(value, self._nature)
+        size = self._nature.size_bytes(value)
+        self._spend(size)
+        return _Tensor(value, self._nature, size)
 
     def _spend(self, size_bytes: int) -> None:
         if size_bytes > self._room_bytes:
@@ -214,9 +216,9 @@ class _Tensor:
 
     __slots__ = ("_copy_version", "_ref", "_version", "size_bytes", "value")
 
-    def __init__(self, value: Any, nature: Nature) -> None:
+    def __init__(self, value: Any, nature: Nature, size_bytes: int) -> None:
         self.value = nature.copy(value)
-        self.size_bytes = nature.size_bytes(value)
+        self.size_bytes = size_bytes
         self._copy_version = nature.version(self.value)
         self._remember(value, nature.version(value))
 

@@ -66,7 +66,9 @@ class TorchSettling:
 
     def seal(self, window: Window) -> Callable[[], None]:
         events = []
-        for device in {t.device for e in window.entries for t in tensors_in(e.value) if t.is_cuda}:
+        # Of flags too: a callback may have made a plain number of the value.
+        used = (t for e in window.entries for t in (*tensors_in(e.value), *e.flags))
+        for device in {t.device for t in used if t.is_cuda}:
             event = torch.cuda.Event()
             event.record(torch.cuda.current_stream(device))
             events.append((device, event))
