@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sonde.capture.active import attention as attention
     from sonde.capture.active import is_watching as is_watching
     from sonde.capture.active import log as log
+    from sonde.coordinates.torch.training import coord_check as coord_check
     from sonde.metrics.model import metric as metric
     from sonde.sketch import Sketch as Sketch
     from sonde.store.reader import Run as Run
@@ -28,6 +29,7 @@ _LAZY = {
     "Watch": ("sonde.watching", "Watch"),
     "attach": ("sonde.capture.active", "attach"),
     "attention": ("sonde.capture.active", "attention"),
+    "coord_check": ("sonde.coordinates.torch.training", "coord_check"),
     "is_watching": ("sonde.capture.active", "is_watching"),
     "log": ("sonde.capture.active", "log"),
     "metric": ("sonde.metrics.model", "metric"),

@@ -1,8 +1,8 @@
 """The command line: `sonde VERB ...`, one file of this package per verb.
 
-A verb is a module here whose name does not begin with `_`. It has `HELP` (a line),
-`add_arguments(parser)` and `run(arguments) -> int`, and imports what is heavy inside of `run`. Exit
-codes: 0 all is well, 1 found problems, 2 bad usage.
+A verb is a module here whose name does not begin with `_`; elsewhere in a name, `_` stands for `-`.
+It has `HELP` (a line), `add_arguments(parser)` and `run(arguments) -> int`, and imports what is
+heavy inside of `run`. Exit codes: 0 all is well, 1 found problems, 2 bad usage.
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def verbs() -> dict[str, ModuleType]:
     """All verbs by name."""
     names = sorted(found.name for found in pkgutil.iter_modules(__path__))
-    return {n: import_module(f"{__name__}.{n}") for n in names if not n.startswith("_")}
+    return {
+        name.replace("_", "-"): import_module(f"{__name__}.{name}")
+        for name in names
+        if not name.startswith("_")
+    }
 
 
 def _parser() -> argparse.ArgumentParser:
