@@ -164,11 +164,13 @@ class Rows:
 
     def open_row(self, spot: Spot) -> Row | None:
         """A row of the spot's that may be added to; None when the limit of rows is reached."""
-        number = self.window.number
+        window = self.window
+        number = window.number
         for row in spot.own:
             if row.window != number:
                 row.window, row.events, row.shared = number, 1, False
-                self.touch(spot)
+                if spot.window != number:
+                    self.touch(spot)
                 spot.parts.append(row.index)
                 return row
             if not row.shared:

@@ -100,7 +100,14 @@ class Kernel:
         else:
             most = self._multiprocessors * (2 if n > LARGE else 1)
             blocks = min(n // VALUES_PER_BLOCK or 1, most)
-            self._launch(function, blocks, stream, x, n, row, repeat, gate)
+            if self._is_quick:
+                failed = c.launch(
+                    self._entry, function, blocks, THREADS, stream, x, n, row, repeat, gate
+                )
+                if failed:
+                    _check(self._driver, failed, "launch the kernel")
+            else:
+                self._launch(function, blocks, stream, x, n, row, repeat, gate)
 
     def view(
         self,

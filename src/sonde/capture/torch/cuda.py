@@ -23,6 +23,7 @@ from sonde.kernels import torch as plain
 from sonde.record import Sketches
 from sonde.sketch import take
 
+_stream_of: Final = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _index: 0)
 _ROWS_PER_PAGE: Final = 256
 _KEPT_STRETCHES: Final = 64
 
@@ -54,6 +55,7 @@ class CudaTable:
         self._pages: list[Tensor] = []
         self._bases: list[int] = []
         self._gate = torch.zeros(1, dtype=torch.int32, device=device)
+        self._gate_address = self._gate.data_ptr()
         self._stage = [_Stage(device), _Stage(device)]
         self._stretches: dict[int, _Stretches] = {}
         self.ensure(_ROWS_PER_PAGE)
@@ -72,14 +74,19 @@ class CudaTable:
 
     def add(self, index: int, x: Tensor, *, gated: bool = False) -> None:
         address = self._bases[index >> 8] + (index & 255) * row.ROW_BYTES
-        gate = self._gate.data_ptr() if gated else 0
+        gate = self._gate_address if gated else 0
         if torch._C._cuda_getDevice() != self._index:
             with torch.cuda.device(self._index):
                 self._add(index, address, x, gate)
         elif plain.is_plain(x) and x.is_contiguous():
             self._kernel.one(
-                *(plain.DTYPES[x.dtype], x.data_ptr(), x.numel(), address, 1),
-                *(torch._C._cuda_getCurrentRawStream(self._index), gate),
+                plain.DTYPES[x.dtype],
+                x.data_ptr(),
+                x.numel(),
+                address,
+                1,
+                _stream_of(self._index),
+                gate,
             )
         else:
             self._add(index, address, x, gate)
@@ -128,7 +135,7 @@ class CudaTable:
             found = _Stretches(self.device, self._bases, indices, tensors)
             self._stretches[id(indices)] = found
         table, n = found.point(tensors, None if others is None else others.addresses)
-        gate = self._gate.data_ptr() if gated else 0
+        gate = self._gate_address if gated else 0
         self._kernel.many(mode, table, n, stream=self._stream(), gate=gate)
 
     def open_gate(self, is_open: bool) -> None:
@@ -144,7 +151,7 @@ class CudaTable:
             self._kernel.take(base, _ROWS_PER_PAGE, 0, stream=self._stream())
 
     def _stream(self) -> int:
-        return torch._C._cuda_getCurrentRawStream(self._index)
+        return _stream_of(self._index)
 
 
 class _Stage:

@@ -127,8 +127,17 @@ class Graphs:
             self._capture.end_step()
 
     def unhook(self, modules: Sequence[nn.Module]) -> Callable[[], None]:
-        """Take our hooks off these modules; call what is returned to put them on again."""
-        return self._capture.taps.unhook(modules)
+        """Take our hooks off these modules, and do not record calls to warm up; call what is
+        returned to have all as it was."""
+        pause = self._capture.paused()
+        put_back = self._capture.taps.unhook(modules)
+        pause.__enter__()
+
+        def restore() -> None:
+            pause.__exit__(None, None, None)
+            put_back()
+
+        return restore
 
 
 def can_capture(x: Tensor) -> bool:

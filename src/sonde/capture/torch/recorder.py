@@ -309,11 +309,11 @@ class Bundle:
         try:
             # Where they lay when all was looked at: most of the time nothing has moved.
             now = (
-                [x.data_ptr() for x in tensors],  # type: ignore[union-attr]
-                [x.numel() for x in tensors],  # type: ignore[union-attr]
+                list(map(Tensor.data_ptr, tensors)),  # type: ignore[arg-type]
+                list(map(Tensor.numel, tensors)),  # type: ignore[arg-type]
                 [x.dtype for x in tensors],  # type: ignore[union-attr]
             )
-        except (AttributeError, RuntimeError):  # one is not there, or lies nowhere
+        except (AttributeError, RuntimeError, TypeError):  # one is not there, or lies nowhere
             now = None
         if now is not None and now == self._last:
             return True

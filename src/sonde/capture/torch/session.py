@@ -117,7 +117,7 @@ class Capture:
     @property
     def recording(self) -> bool:
         """Whether the current step is recorded, now."""
-        return (self._recording or self.recorder.capturing is not None) and not self._paused
+        return self.recorder.capturing is not None or (self._recording and not self._paused)
 
     @property
     def label(self) -> int:
@@ -336,7 +336,8 @@ class Capture:
     def _settle(self) -> None:
         """Work out whether hooks have anything to do before the next step ends."""
         idle = not self.recording and self._forced is None
-        self.asleep = self.is_closed or self._paused > 0 or (idle and not self._between)
+        is_paused = self._paused > 0 and self.recorder.capturing is None
+        self.asleep = self.is_closed or is_paused or (idle and not self._between)
 
     def _wake(self) -> None:
         """Have all hooks in place: what comes is to be recorded, or compiled."""
@@ -355,10 +356,10 @@ class Capture:
 
     def _wants(self, phase: str) -> bool:
         """Whether values of that phase are recorded now."""
-        if self._paused or self.is_closed:
-            return False
         if self.recorder.capturing is not None:
             return True
+        if self._paused or self.is_closed:
+            return False
         return self._forced is not None or (self._recording and phase in self.plan.phases)
 
     def _step_of(self, phase: str) -> int:
