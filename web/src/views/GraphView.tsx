@@ -62,13 +62,16 @@ export function GraphView({ level, tint, isStale }: Props) {
     );
   });
   // A level is shown whole where its words can still be read, else from its beginning.
+  // It is shown so again when there is more or less room, unless somebody has moved it since.
   const shown = useRef("");
+  const first = useRef<ViewBox | null>(null);
   useLayoutEffect(() => {
     if (size.width < 10 || size.height < 10) return;
-    const key = `${level.node} ${direction} ${layout.width}x${layout.height} ${size.width > 0}`;
-    if (shown.current === key) return;
+    const key = `${level.node} ${direction} ${layout.width}x${layout.height}`;
+    if (shown.current === key && view.peek() !== first.current) return;
     shown.current = key;
-    view.value = firstView(layout, size);
+    first.current = firstView(layout, size);
+    view.value = first.current;
   }, [layout, size.width, size.height]);
 
   const instanceOf = (node: LevelNode) => {

@@ -78,7 +78,8 @@ function Cards({ about }: { about: RunHeader }) {
           <StatusDot status={status} /> {STATUS[status]}
         </h2>
         <p class="big">
-          step {count(app.lastStep.value)} <small>{count(about.recorded_steps)} recorded</small>
+          {app.lastStep.value === null ? "no step yet" : `step ${count(app.lastStep.value)}`}{" "}
+          {about.recorded_steps > 0 && <small>{count(about.recorded_steps)} recorded</small>}
         </p>
         <p class="dim">
           {status === "live" ? "last write" : "ended"} {ago(about.last_seen_ms, Date.now())}
@@ -139,7 +140,9 @@ function NonfiniteCard() {
     return (
       <div class="card">
         <h2>Finite?</h2>
-        {error ? <p class="dim">{error.message}</p> : <Loading what="" />}
+        <p class="dim">
+          {error?.message ?? (app.about.value?.kind ? "looking…" : "nothing recorded yet")}
+        </p>
       </div>
     );
   }
@@ -217,7 +220,7 @@ function MoverList() {
         {data && <span class="dim">{data.stat.replace(/_/g, " ")}, first to last quarter</span>}
       </header>
       {error && !data && <Failed error={error} what="Movers" />}
-      {!data && !error && <Loading what="movers" />}
+      {!data && !error && app.about.value?.kind && <Loading what="movers" />}
       {data && data.rows.length === 0 && <Empty title="Nothing has moved yet" />}
       {data && data.rows.length > 0 && <MoverRows data={data} onShow={(m) => show(app, m)} />}
     </section>

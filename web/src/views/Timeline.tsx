@@ -47,15 +47,16 @@ export function Timeline() {
         ) : (
           <span class="dim">no scalars</span>
         )}
-        <Button
-          label="Logarithmic timeline"
-          isOn={isLineLog && canBeLog}
-          class="small"
-          disabled={!canBeLog}
-          onClick={() => app.set({ isLineLog: !isLineLog })}
-        >
-          log
-        </Button>
+        {canBeLog && (
+          <Button
+            label="Logarithmic timeline"
+            isOn={isLineLog}
+            class="small"
+            onClick={() => app.set({ isLineLog: !isLineLog })}
+          >
+            log
+          </Button>
+        )}
         <Readout series={series} />
       </div>
       {domain && series.length > 0 ? (

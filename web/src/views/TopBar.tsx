@@ -193,16 +193,18 @@ export function Toolbar() {
         isOn={state.hasTree}
         onClick={() => perform(app, "tree")}
       />
-      <Select
-        label="Kind"
-        value={kind}
-        options={(about?.kinds ?? []).map((k) => ({
-          value: k.kind,
-          label: `${kindLabel(k.kind)} (${k.sites})`,
-        }))}
-        onChange={(value) => app.set({ kind: value, metric: null })}
-        title="Which tensors (1 to 6)"
-      />
+      {about !== null && about.kinds.length > 0 && (
+        <Select
+          label="Kind"
+          value={kind}
+          options={about.kinds.map((k) => ({
+            value: k.kind,
+            label: `${kindLabel(k.kind)} (${k.sites})`,
+          }))}
+          onChange={(value) => app.set({ kind: value, metric: null })}
+          title="Which tensors (1 to 6)"
+        />
+      )}
       <Select
         label="Statistic"
         value={stat}
