@@ -3,7 +3,9 @@
 import copy
 import io
 import os
+import pdb  # noqa: T100
 import pickle
+import sys
 import threading
 import warnings
 
@@ -162,6 +164,54 @@ def test_early_return_finally_nested_functions_and_comprehensions():
     assert [v.item() for v in t.results["forward.x"].values] == [1, 3, -1]
     assert [v.item() for v in t.results["forward"].values] == [3, -2]
     assert [p.item() for p in t.results["forward.parts"].values[0]] == [0, 1, 2]
+
+
+def values_and_lines(model):
+    with sonde.trace(model, ["forward.*", "forward", "fc.forward.input"]) as trace:
+        for x in batches(3):
+            model(x)
+    first = Model.forward.__code__.co_firstlineno
+    return {
+        name: (
+            [v if isinstance(v, bool) else v.tolist() for v in r.values],
+            [n - first for n in r.lines],
+        )
+        for name, r in trace.results.items()
+    }
+
+
+def test_values_are_the_same_while_coverage_is_active(tmp_path):
+    coverage = pytest.importorskip("coverage")
+    expected = values_and_lines(made())
+    assert expected["forward.h"][1] == [1, 1, 1]
+    for core in ("ctrace", "pytrace"):
+        measured = coverage.Coverage(data_file=None, config_file=False, include=[__file__])
+        measured.set_option("run:core", core)
+        measured.start()
+        try:
+            assert values_and_lines(made()) == expected
+        finally:
+            measured.stop()
+        _, _, _, missing, _ = measured.analysis2(__file__)
+        first = Model.forward.__code__.co_firstlineno
+        assert {first + 1, first + 5, first + 6}.isdisjoint(missing)
+        assert {first + 3, first + 4} <= set(missing)
+
+
+def test_values_are_the_same_under_a_debugger():
+    expected = values_and_lines(made())
+    line = Model.forward.__code__.co_firstlineno + 5
+    out = io.StringIO()
+    script = io.StringIO("continue\n" + "p 'here', x.shape\ncontinue\n" * 3)
+    debugger = pdb.Pdb(stdin=script, stdout=out, nosigint=True, readrc=False)
+    debugger.use_rawinput = False
+    debugger.set_break(__file__, line)
+    try:
+        assert debugger.runcall(values_and_lines, made()) == expected
+    finally:
+        sys.settrace(None)
+        debugger.clear_all_breaks()
+    assert out.getvalue().count("('here', torch.Size([3, 4]))") == 3
 
 
 # -- when ---------------------------------------------------------------------------------------
