@@ -164,9 +164,11 @@ class Trace:
 
     def _seen_from(self, frame: Frame, origins: Origins) -> Origins:
         """The same origins as nodes of this frame."""
-        if all(at is frame for at, _ in origins):
+        others = [origin for origin in origins if origin[0] is not frame]
+        if not others:
             return origins
-        return frozenset(self._lifted(frame, origin) for origin in origins)
+        # Hundreds of experts may be summed up here one by one: those that are known stay.
+        return origins.difference(others).union([self._lifted(frame, o) for o in others])
 
     def _lifted(self, frame: Frame, origin: Origin) -> Origin:
         """An origin in another frame, as a node of this one.
