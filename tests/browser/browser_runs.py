@@ -130,6 +130,7 @@ def record_strange(folder, name="strange"):
 
 def train(folder, name, clock):
     """Trains until it is stopped, and writes down when each step was done: for what is live."""
+    torch.set_num_threads(1)  # the browser and the server need the other cores
     torch.manual_seed(0)
     model = Images()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

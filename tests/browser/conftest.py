@@ -25,6 +25,7 @@ def browser():
         pytest.fail(HOW, pytrace=False)
     arguments = [
         "--no-sandbox",  # Chromium refuses to start as root with it
+        "--disable-dev-shm-usage",  # in containers it is too small
         "--no-proxy-server",
         "--disable-background-networking",
         "--no-first-run",
