@@ -61,12 +61,13 @@ def measure_first_paint(path: Path) -> Iterator[Figure]:
     served = Served(path)
     try:
         time.sleep(3)  # a person takes as long to open the address
-        start = time.perf_counter()
+        start, cpu_s = time.perf_counter(), served.cpu_s()
         run = served.run_id()
         asked = {name: question for name, _, question in questions(run, 0, 0)}
         for view in FIRST_PAINT[1:]:
             served.get(view, **asked[view])
         yield "first paint: all answers, just started", time.perf_counter() - start, "s"
+        yield "first paint: processor time", served.cpu_s() - cpu_s, "s"
         yield "memory after the first paint", served.memory() / 2**20, "MiB"
     finally:
         served.stop()
@@ -87,6 +88,10 @@ def measure_views(path: Path, block: int, step: int) -> Iterator[Figure]:
                 highest = max(highest, served.memory())
             yield f"{name}: first answer", taken[0], "s"
             yield f"{name}: again", min(taken[1:]), "s"
+            cpu_s = served.cpu_s()
+            for _ in range(5):
+                served.get(view, **question)
+            yield f"{name}: processor time", (served.cpu_s() - cpu_s) / 5, "s"
             yield f"{name}: size", size / 1000, "kB"
         cursor = unpack(served.get("heat", run=run))["spec"]["columns"]["cursor"]
         start = time.perf_counter()
@@ -115,6 +120,7 @@ def measure_experts(path: Path) -> Iterator[Figure]:
     served = Served(path)
     try:
         run_id = served.run_id()
+        cpu_s = served.cpu_s()
         for name, view, question in (
             ("header", "run", {}),
             ("tree", "tree", {}),
@@ -126,6 +132,7 @@ def measure_experts(path: Path) -> Iterator[Figure]:
             size = len(served.get(view, run=run_id, **question))
             yield f"many modules: {name}", time.perf_counter() - start, "s"
             yield f"many modules: {name}, size", size / 1000, "kB"
+        yield "many modules: processor time of all", served.cpu_s() - cpu_s, "s"
         yield "many modules: memory", served.memory() / 2**20, "MiB"
     finally:
         served.stop()
