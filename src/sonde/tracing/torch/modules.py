@@ -93,6 +93,15 @@ class PassHook(_Inert):
         self._tell()
 
 
+class EndHook(_Inert):
+    """A forward hook that tells of passes that end."""
+
+    __slots__ = ()
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._tell()
+
+
 def on_output(module: nn.Module, tell: Callable[[Any], None]) -> Callable[[], None]:
     """Tell of each output of the module, until what is returned is called."""
     return module.register_forward_hook(OutputHook(tell)).remove
@@ -103,7 +112,7 @@ def around_calls(
 ) -> Callable[[], None]:
     """Tell of each call of the module that begins, and that ends, also by an exception."""
     before = module.register_forward_pre_hook(PassHook(begin), prepend=True)
-    after = module.register_forward_hook(OutputHook(lambda _: end()), always_call=True)
+    after = module.register_forward_hook(EndHook(end), always_call=True)
 
     def remove() -> None:
         before.remove()
@@ -191,7 +200,7 @@ def _holds(cell: CellType) -> bool:
         return False
 
 
-_OURS: list[Any] = [*own_functions(), OutputHook.__call__, PassHook.__call__]
+_OURS: list[Any] = [*own_functions(), OutputHook.__call__, PassHook.__call__, EndHook.__call__]
 for _ours in _OURS:
     _ours._torchdynamo_disable = True
     stay_out_of(_ours.__code__)
