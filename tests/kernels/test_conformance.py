@@ -47,7 +47,13 @@ def judge(*tensors: Tensor) -> Sketch:
 def on(device: str, make=table_for) -> Kernel:
     """The table of a device, for tensors that are sent there."""
     kernel = table(lambda: make(torch.device(device)))
-    return lambda *tensors: kernel(*(x.to(device) for x in tensors))
+
+    def moved(x: Tensor) -> Tensor:
+        """There, if it is of a kind that there is there; else it must be refused as it is."""
+        is_usual = x.layout is not torch._mkldnn and not x.is_meta and not x.is_nested
+        return x.to(device) if is_usual and type(x) in (Tensor, torch.nn.Parameter) else x
+
+    return lambda *tensors: kernel(*(moved(x) for x in tensors))
 
 
 needs_c = pytest.mark.skipif(not c.available(), reason="the C kernel is not built")

@@ -19,6 +19,8 @@ from sonde.kernels.row import HEADER
 from sonde.record import N_BINS
 
 _functorch: Final = torch._C._functorch
+_current_level: Final = _functorch.maybe_current_level
+_STRIDED: Final = torch.strided
 
 _CHUNK: Final = 1 << 22
 """Values per chunk of the plain kernel: bounds its temporaries to about 200 MB."""
@@ -66,13 +68,13 @@ def readable(x: Tensor) -> Readable:
 def is_plain(x: Tensor) -> bool:
     """Whether the values can be read where they lie, given sizes and strides."""
     return (
-        x.dtype in DTYPES
-        and type(x) in _PLAIN
-        and x.layout is torch.strided
+        type(x) in _PLAIN
+        and x.dtype in DTYPES
+        and x.layout is _STRIDED
         and not x.is_meta
         and not x.is_nested
         and not x.is_neg()
-        and _functorch.maybe_current_level() is None
+        and _current_level() is None
     )
 
 

@@ -58,7 +58,11 @@ class Collector:
         elif with_value:
             self.value(tap, at, "output", call, slot, x)
         if tap.output_grad and x.requires_grad and not spots[1].off:
-            self._hook(seen, x, spots[1])
+            if seen.grad is None and x.grad_fn is not None:
+                seen.grad = GradHook(self._owner, spots[1])
+                x.register_hook(seen.grad)
+            else:
+                self._hook(seen, x, spots[1])
 
     def add(self, tap: Tap, at: Pass, kind: Kind, call: int, slot: str, x: Tensor) -> None:
         """A tensor as it is now, of which nothing is known: to be read in any case."""

@@ -24,6 +24,7 @@ from sonde.record import Sketches
 from sonde.sketch import take
 
 _stream_of: Final = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _index: 0)
+_current_device: Final = getattr(torch._C, "_cuda_getDevice", lambda: 0)
 _ROWS_PER_PAGE: Final = 256
 _KEPT_STRETCHES: Final = 64
 
@@ -36,7 +37,7 @@ def table_for(device: torch.device) -> CudaTable:
     """
     properties = torch.cuda.get_device_properties(device)
     index = device.index if device.index is not None else torch.cuda.current_device()
-    with torch.cuda.device(index):
+    with torch.cuda.device(index), torch._C._DisableFuncTorch():
         torch.empty(1, device=device)  # makes the context that the kernel is loaded into
         capability = (properties.major, properties.minor)
         kernel = cuda.load(index, capability, properties.multi_processor_count)
@@ -67,7 +68,9 @@ class CudaTable:
 
     def ensure(self, n_rows: int) -> None:
         while n_rows > len(self._pages) * _ROWS_PER_PAGE:
-            page = torch.empty((_ROWS_PER_PAGE, row.WORDS), dtype=torch.int64, device=self.device)
+            with torch._C._DisableFuncTorch():
+                shape = (_ROWS_PER_PAGE, row.WORDS)
+                page = torch.empty(shape, dtype=torch.int64, device=self.device)
             self._pages.append(page)
             self._bases.append(page.data_ptr())
             self._kernel.take(page.data_ptr(), _ROWS_PER_PAGE, 0, stream=self._stream())
@@ -75,7 +78,7 @@ class CudaTable:
     def add(self, index: int, x: Tensor, *, gated: bool = False) -> None:
         address = self._bases[index >> 8] + (index & 255) * row.ROW_BYTES
         gate = self._gate_address if gated else 0
-        if torch._C._cuda_getDevice() != self._index:
+        if _current_device() != self._index:
             with torch.cuda.device(self._index):
                 self._add(index, address, x, gate)
         elif plain.is_plain(x) and x.is_contiguous():

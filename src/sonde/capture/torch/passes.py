@@ -21,6 +21,13 @@ from sonde.capture.rows import Row, Spot
 from sonde.capture.torch.hooks import GradHook
 from sonde.capture.torch.tap import Owner, Tap
 
+current_backward: Final = torch._C._current_graph_task_id
+"""Number of the backward pass that is running in this thread, -1 outside of any.
+
+A forward inside of a backward is a recomputation (activation checkpointing), to be counted once.
+torch's own checkpointing asks the same way.
+"""
+
 _CALL: Final[CodeType] = nn.Module._call_impl.__code__
 
 
@@ -87,15 +94,6 @@ def pop(stack: list[tuple[Tap, int]], tap: Tap) -> int:
         if top is tap:
             return call
     return -1
-
-
-def current_backward() -> int:
-    """Number of the backward pass that is running in this thread, -1 outside of any.
-
-    A forward inside of a backward is a recomputation (activation checkpointing), to be counted
-    once. torch's own checkpointing asks the same way.
-    """
-    return torch._C._current_graph_task_id()
 
 
 def is_inside_call_of(module: nn.Module) -> bool:

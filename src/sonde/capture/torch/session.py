@@ -207,10 +207,10 @@ class Capture:
         began = time.perf_counter_ns()
         try:
             with self.lock:
-                if self.observer is not None:
+                if self.observer is None and len(spots) == 1:
+                    self.recorder.add(spots[0], grad)
+                else:
                     self.collector.gradient(spots, grad)
-                    return
-                self.collector.gradient(spots, grad)
         except Exception as error:
             self.troubles.failed(spots[0].site.name, error)
         finally:
@@ -438,7 +438,7 @@ class Capture:
     def _leave(self, tap: Tap, module: nn.Module, output: Any) -> None:
         if tap.module() is not module and not _is_replica(module):
             return
-        at = self._pass()
+        at = self._passes.get(get_ident()) or self._pass()
         is_redone = current_backward() != -1
         if is_redone:
             if not tap.enters:
