@@ -57,6 +57,7 @@ format: $(VENV)/ready ## format the code and fix what can be fixed
 bench: $(BENCH_VENV)/ready ## measure; results go to benchmarks/results (quiet machine, please)
 	$(BENCH_VENV)/bin/python benchmarks/kernels.py
 	$(BENCH_VENV)/bin/python benchmarks/store.py
+	$(BENCH_VENV)/bin/python benchmarks/trace.py
 	$(BENCH_VENV)/bin/python -W ignore benchmarks/overhead.py
 
 # Packages of the system that tests need: a browser. $CHROMIUM names one that is not on the path.
