@@ -28,7 +28,7 @@ def plot(checks: Coordinates | Mapping[str, Coordinates], path: str | os.PathLik
     several = {"": checks} if isinstance(checks, Coordinates) else dict(checks)
     figure = Figure(figsize=(9, 3.1 * len(several) + 0.3), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(len(several), len(TERMS), squeeze=False, sharex=True)
+    axes = figure.subplots(len(several), len(TERMS), squeeze=False, sharex=True, sharey="col")
     for row, (name, check) in zip(axes, several.items(), strict=True):
         for axis, term in zip(row, TERMS, strict=True):
             _draw(axis, check, term)
@@ -42,10 +42,12 @@ def plot(checks: Coordinates | Mapping[str, Coordinates], path: str | os.PathLik
 
 
 def _draw(axis: Any, check: Coordinates, term: str) -> None:  # matplotlib.axes.Axes
+    modules = list(dict.fromkeys(line.module for line in check.lines))
     for line in check.lines:
         if line.term == term and all(v > 0 for v in line.values):
             label = f"{line.module}  {line.slope:+.2f}"
-            axis.plot(check.widths, line.values, marker="o", markersize=4, label=label)
+            colour = f"C{modules.index(line.module) % 10}"
+            axis.plot(check.widths, line.values, "o-", color=colour, markersize=4, label=label)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.set_ylabel("per coordinate", fontsize=9)

@@ -41,7 +41,7 @@ class Replaying:
         self._tallies = tallies
         self._troubles = troubles
         self._chosen: dict[str, bool] = {}
-        self._held: dict[tuple[str, int], tuple[Tensor, Tensor | None]] = {}
+        self._held: dict[tuple[str, int], tuple[Tensor, Tensor | None, int]] = {}
 
     def wants(self, path: str, module: nn.Module | None) -> bool:
         """Whether the module there is checked. The whole model is not."""
@@ -64,7 +64,9 @@ class Replaying:
         again = leaves(reference.replay(path, args, kwargs), Tensor, 1)
         x = first_tensor(args, kwargs)
         if again:
-            self._held[path, call] = (again[0][1], None if x is None else x.detach().clone())
+            writes = getattr(module, "inplace", False)
+            given = None if x is None else x.detach().clone() if writes else x.detach()
+            self._held[path, call] = (again[0][1], given, _version(given))
 
     def left(
         self,
@@ -81,7 +83,10 @@ class Replaying:
         if held is None or not mine:
             return
         slot, a = mine[0]
-        c, x = held[0].to(a.device, non_blocking=True), held[1]
+        c, x, version = held[0].to(a.device, non_blocking=True), held[1], held[2]
+        if _version(x) != version:
+            self._troubles.skip(path, "the module wrote into its own input")
+            x = None
         b = reference.output(path, call, slot, a)
         if b is None:
             return
@@ -92,3 +97,7 @@ class Replaying:
 
     def end_step(self) -> None:
         self._held.clear()
+
+
+def _version(x: Tensor | None) -> int:
+    return 0 if x is None or x.is_inference() else x._version

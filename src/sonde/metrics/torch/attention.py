@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 MAX_ROWS: Final = 256
-"""Queries per sequence that are looked at. The error of a mean is then at most three standard errors
-over so many queries and all sequences: 0.02 nats of entropy at 2048 queries of one sequence whose
-logits have variance 1 (`tests/metrics/test_attention_terms.py`)."""
+"""Queries per sequence that are looked at. The error of a mean is then at most three standard
+errors over so many queries and all sequences: 0.02 nats of entropy at 2048 queries of one sequence
+whose logits have variance 1 (`tests/metrics/test_attention_terms.py`)."""
 
 MAX_ELEMENTS: Final = 1 << 24
 """Logits that are held at once: 64 MiB of float32."""

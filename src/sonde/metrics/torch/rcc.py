@@ -44,17 +44,27 @@ class Triple:
 def terms(t: Triple) -> dict[str, Tensor]:
     """Norms per sample and position, by term. Their means are what is recorded."""
     d = feature_dim(t.module, t.A)
-    found = {"effective": _norm(t.A, t.C, d), "propagating": _norm(t.C, t.B, d)}
+    room = torch.empty(t.A.shape, dtype=_wide(t.A).dtype, device=t.A.device)
+    found = {"effective": _norm(_difference(t.A, t.C, room), d)}
     if isinstance(t.module, nn.Embedding | nn.EmbeddingBag):
-        return {"effective": found["effective"]}
-    has_input = t.x is not None and t.x.is_floating_point() and t.x.dim() > 0
-    if has_input and t.x is not None:
-        found["input"] = _norm(t.x, None, feature_dim(t.module, t.x))
-        if t.first_x is not None:
-            found["input_drift"] = _norm(t.x, t.first_x, feature_dim(t.module, t.x))
-    found |= {f"weight/{name}": y for name, y in _without_bias(t, d).items()}
-    if has_input and _is_norm(t.module):
-        found |= {f"weight/{name}": y for name, y in _normalised(t).items()}
+        return found
+    own = {f"weight/{k}": y for k, y in _without_bias(t, found["effective"], room, d).items()}
+    found["propagating"] = _norm(_difference(t.C, t.B, room), d)
+    if own:
+        own["weight/propagating"] = found["propagating"]  # the bias is in both, and cancels
+    if t.x is not None and t.x.is_floating_point() and t.x.dim() > 0:
+        found |= _of_input(t.x, t.first_x, feature_dim(t.module, t.x))
+        if _is_norm(t.module):
+            mine = _hat(t.module, t.x)
+            its = None if t.first_x is None else _hat(t.first_module, t.first_x)
+            own |= {f"weight/{k}": y for k, y in _of_input(mine, its, -1).items()}
+    return found | own
+
+
+def _of_input(x: Tensor, first: Tensor | None, d: int) -> dict[str, Tensor]:
+    found = {"input": _norm(_wide(x), d)}
+    if first is not None:
+        found["input_drift"] = _norm(_wide(x) - _wide(first), d)
     return found
 
 
@@ -68,30 +78,24 @@ def feature_dim(module: nn.Module, x: Tensor) -> int:
     return 0 if is_single else 1
 
 
-def _without_bias(t: Triple, d: int) -> dict[str, Tensor]:
-    """The same terms of the weight alone: for layers whose output is a product plus a bias."""
+def _without_bias(t: Triple, effective: Tensor, room: Tensor, d: int) -> dict[str, Tensor]:
+    """The same terms of the weight alone: for layers whose output is a product plus a bias.
+
+    `room` holds A - C, and may be used up.
+    """
     if not isinstance(t.module, _LINEAR) and not _is_norm(t.module):
         return {}
     if getattr(t.module, "weight", None) is None:
         return {}
-    a = _less(t.A, t.module, d)
-    b, c = (_less(y, t.first_module, d) for y in (t.B, t.C))
+    mine, its = _bias(t.module, t.A, d), _bias(t.first_module, t.A, d)
+    if mine is None or its is None:
+        first = _norm(_wide(t.B), d)
+        return {"effective": effective, "output": _norm(_wide(t.A), d), "first_output": first}
     return {
-        "effective": _norm(a, c, d),
-        "propagating": _norm(c, b, d),
-        "output": _norm(a, None, d),
-        "first_output": _norm(b, None, d),
+        "effective": _norm(room.sub_(mine - its), d),
+        "output": _norm(_difference(t.A, mine, room), d),
+        "first_output": _norm(_difference(t.B, its, room), d),
     }
-
-
-def _normalised(t: Triple) -> dict[str, Tensor]:
-    """What the weight of a normalisation is multiplied with."""
-    assert t.x is not None
-    mine = _hat(t.module, t.x)
-    found = {"input": _norm(mine, None, -1)}
-    if t.first_x is not None:
-        found["input_drift"] = _norm(mine, _hat(t.first_module, t.first_x), -1)
-    return found
 
 
 def _hat(module: nn.Module, x: Tensor) -> Tensor:
@@ -109,19 +113,31 @@ def _is_norm(module: nn.Module) -> bool:
     return isinstance(module, nn.LayerNorm) or type(module).__name__.endswith("RMSNorm")
 
 
-def _less(y: Tensor, module: nn.Module, d: int) -> Tensor:
+def _bias(module: nn.Module, y: Tensor, d: int) -> Tensor | None:
+    """The bias of the module, in the shape in which it is added to its output."""
     bias = getattr(module, "bias", None)
     if not isinstance(bias, Tensor):
-        return y
-    shape = [1] * y.dim()
+        return None
+    bias = _wide(bias.detach())
     if bias.dim() > 1:  # a LayerNorm over several dimensions
-        return y - bias
+        return bias
+    shape = [1] * y.dim()
     shape[d] = -1
-    return y - bias.view(shape)
+    return bias.view(shape)
 
 
-def _norm(a: Tensor, b: Tensor | None, d: int) -> Tensor:
-    wide = torch.float64 if a.dtype == torch.float64 else torch.float32
-    difference = a.to(wide) if b is None else a.to(wide) - b.to(wide)
-    found: Tensor = torch.linalg.vector_norm(difference, dim=d)
+def _norm(x: Tensor, d: int) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(x, dim=d)
     return found
+
+
+def _difference(a: Tensor, b: Tensor, room: Tensor) -> Tensor:
+    """The difference, in memory that is there already: new memory costs a CPU as much."""
+    a, b = _wide(a), _wide(b)
+    if a.dtype == b.dtype == room.dtype and a.shape == room.shape:
+        return torch.sub(a, b, out=room)
+    return a - b
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
