@@ -226,6 +226,7 @@ class Capture:
         Generated code writes new values into buffers without any trace of it, so a tensor met
         twice is read twice. A part of the model that is computed again in backward counts once.
         """
+        self._may_rest = False
         began = time.perf_counter_ns()
         try:
             with self.lock:
