@@ -95,16 +95,18 @@ def measure_frames(browser: Any, path: Path) -> Iterator[Figure]:
         run = served.run_id()
         for title, place, selector, act in (
             ("pointer over a heatmap", f"#/layers?run={run}&kind=output", ".heat-plot", hover),
-            ("a graph is dragged", f"#/explore?run={run}&at=model", ".graph, svg", drag),
-            ("a graph is zoomed", f"#/explore?run={run}&at=model", ".graph, svg", zoom),
+            ("a graph is dragged", f"#/explore?run={run}&at=model", "[data-graph]", drag),
+            ("a graph is zoomed", f"#/explore?run={run}&at=model", "[data-graph]", zoom),
         ):
             page = browser.new_page(viewport=SIZE)
             page.goto(f"{served.base}{place}")
             page.wait_for_selector(READY, state="attached", timeout=60_000)
             box = page.locator(selector).first.bounding_box()
             assert box is not None
-            named = ("median", "95 %", "longest")
-            for which, ms in zip(named, frames(page, lambda: act(page, box)), strict=True):  # noqa: B023
+            before = page.screenshot()
+            found = frames(page, lambda: act(page, box))  # noqa: B023
+            assert page.screenshot() != before, f"{title}: nothing moved"
+            for which, ms in zip(("median", "95 %", "longest"), found, strict=True):
                 yield f"{title}: frame, {which}", ms, "ms"
             page.close()
     finally:
@@ -121,14 +123,14 @@ def drag(page: Page, box: dict[str, float]) -> None:
     page.mouse.move(x, y)
     page.mouse.down()
     for i in range(120):
-        page.mouse.move(x - 3 * (i % 60), y - (i % 60))
+        page.mouse.move(x - 3 * (i % 70), y - (i % 70))
     page.mouse.up()
 
 
 def zoom(page: Page, box: dict[str, float]) -> None:
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     for i in range(60):
-        page.mouse.wheel(0, 20 if i % 20 < 10 else -20)
+        page.mouse.wheel(0, 20 if i % 20 < 11 else -20)
 
 
 def measure(folder: Path) -> Iterator[Figure]:
