@@ -21,6 +21,11 @@ NAMES = [
     "SondeWarning",
     "Watch",
     "attach",
+    "attention",
+    "coord_check",
+    "is_watching",
+    "log",
+    "metric",
     "open",
     "trace",
     "unwatch",
@@ -36,7 +41,10 @@ MODULES = [
 """What `dir` shows of how the package is made."""
 
 METHODS = {
-    "Watch": ["close", "every", "flush", "is_recording", "log", "path", "paused", "phase", "step"],
+    "Watch": [
+        *("add_metric", "close", "every", "flush", "is_recording", "log", "metrics", "path"),
+        *("paused", "phase", "set_reference", "step"),
+    ],
     "Sketch": [
         *("abs_mean", "count", "empty", "exponents", "finite", "histogram", "infs", "loss"),
         *("max", "max_abs", "mean", "merge", "merged", "min", "min_abs", "neg_infs", "nans"),
@@ -96,9 +104,10 @@ import sys
 for name in ("torch", "jax", "triton"):
     sys.modules[name] = None
 import sonde
-for name in ("Run", "Sketch", "attach", "open", "unwatch"):
+for name in ("Run", "Sketch", "attach", "log", "metric", "open", "unwatch"):
     getattr(sonde, name)
 assert sonde.attach("x", "name") == "x"
+assert not sonde.is_watching()
 try:
     sonde.watch(object())
 except sonde.SondeError as error:
