@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from sonde._errors import SondeError, SondeWarning
+from sonde.capture.budget import Budget
 from sonde.capture.drain import Drain
 from sonde.capture.plan import Every, Plan, kinds_of, phases_of, schedule_of, selector_of
 from sonde.record import Sink
@@ -59,6 +60,7 @@ def watch(
     world_size: int | None = None,
     flush_s: float = 2.0,
     reference: Any = None,
+    overhead_budget: float | None = None,
 ) -> Watch:
     """Record what happens inside of a model while it trains, into a run directory.
 
@@ -89,6 +91,8 @@ def watch(
         flush_s: What is recorded is safe on disk after this many seconds.
         reference: A model to compare with, see `Watch.set_reference`; `"init"` for a copy of this
             one as it is now.
+        overhead_budget: Leave out due steps, so that the hooks take at most this share of the time:
+            0.02 for 2 %. How many were left out is in the run.
 
     Raises:
         SondeError: If something in the arguments is wrong; nothing has been changed then.
@@ -104,6 +108,7 @@ def watch(
         strict=strict,
     )
     schedule = schedule_of(every)
+    budget = None if overhead_budget is None else Budget(schedule, overhead_budget)
     torch = _torch_capture()
     optimizers = torch.check(model, optimizer, plan)
     described = {
@@ -115,6 +120,7 @@ def watch(
         "exclude": None if exclude is None else repr(exclude),
         "phases": sorted(plan.phases),
         "max_calls": max_calls,
+        "overhead_budget": overhead_budget,
     }
     path, first = _run_path(Path(dir), name, resume=resume, step=step)
     voice = _Voice()
@@ -129,11 +135,11 @@ def watch(
     )
     drain = Drain([writer, *sinks])
     try:
-        session = torch.Session(model, optimizers, plan, schedule, drain, step=first)
+        session = torch.Session(model, optimizers, plan, budget or schedule, drain, step=first)
     except BaseException as error:
         drain.close(f"failed: {type(error).__name__}", _CLOSE_TIMEOUT_S)
         raise
-    made = Watch(session, drain, writer, voice, every)
+    made = Watch(session, drain, writer, voice, every, budget)
     if reference is not None:
         try:
             made.set_reference(reference)
@@ -160,8 +166,10 @@ class Watch:
         writer: Writer | None,
         voice: _Voice,
         every: Every | None,
+        budget: Budget | None = None,
     ) -> None:
         self._session = session
+        self._budget = budget
         self._drain = drain
         self._writer = writer
         self._voice = voice
@@ -172,6 +180,8 @@ class Watch:
         self._closed = session is None
         if session is not None and drain is not None:
             session.capture.troubles.warn = voice.warn
+            if budget is not None:
+                budget.spent_s = lambda: session.capture.spent_ns / 1e9
             drain.after_step = self._tell_cost
             _OPEN.add(self)
             # Registered after the writer's own, so that it runs before it.
@@ -221,7 +231,11 @@ class Watch:
     @every.setter
     def every(self, value: Every) -> None:
         if self._session is not None:
-            self._session.capture.reschedule(schedule_of(value))
+            schedule = schedule_of(value)
+            if self._budget is not None:
+                self._budget.schedule = schedule
+                schedule = self._budget
+            self._session.capture.reschedule(schedule)
             self._every = value
 
     def log(
@@ -383,8 +397,12 @@ class Watch:
         capture = self._session.capture
         wall_s = time.monotonic() - self._began_s
         hooks_s = capture.spent_ns / 1e9
+        overhead = {"hooks_s": hooks_s, "wall_s": wall_s, "share": hooks_s / max(wall_s, 1e-9)}
+        if self._budget is not None:
+            overhead["budget"] = self._budget.share
+            overhead["left_out_steps"] = self._budget.left_out
         self._writer.set_info(
-            overhead={"hooks_s": hooks_s, "wall_s": wall_s, "share": hooks_s / max(wall_s, 1e-9)},
+            overhead=overhead,
             recorded_steps=capture.recorded_steps,
             dropped_steps=capture.dropped_steps,
             step=capture.step,

@@ -107,7 +107,13 @@ def _cost(overhead: Any) -> str:  # Any: whatever the watch said
         return str(overhead)
     spent, wall = overhead.get("hooks_s"), overhead.get("wall_s")
     if isinstance(spent, int | float) and isinstance(wall, int | float) and wall > 0:
-        return f"hooks took {spent:.3g} s of {wall:.3g} s, {100 * spent / wall:.1f} % of the time"
+        text = f"hooks took {spent:.3g} s of {wall:.3g} s, {100 * spent / wall:.1f} % of the time"
+        if overhead.get("left_out_steps"):
+            share = 100 * overhead.get("budget", 0)
+            text += (
+                f"; {plural(overhead['left_out_steps'], 'step')} left out to keep to {share:g} %"
+            )
+        return text
     return ", ".join(f"{k} {_short(v)}" for k, v in overhead.items())
 
 
