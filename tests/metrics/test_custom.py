@@ -478,3 +478,26 @@ def test_compiled_models_are_asked_too(watching):
     found = watch.metrics()
     assert found["activation/2/mean"] == pytest.approx(mlp()(data()).mean().item())
     assert "input/0/size" in found
+
+
+def test_a_tensor_that_several_modules_return_is_looked_at_once(watching):
+    class Wrapper(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(4, 4))
+
+        def forward(self, x):
+            return self.inner(x)
+
+    model = Wrapper()
+    optimizer = sgd(model)
+    watch, _ = watching(model, optimizer)
+    calls = []
+    watch.add_metric("sum", lambda x: calls.append(1) or x.sum())
+    watch.add_metric("first", lambda x: x[0, 0])
+    step(model, optimizer, data(), data(seed=1))
+    found = watch.metrics()
+    assert len(calls) == 2  # one for each pass, for three modules
+    assert len({v for k, v in found.items() if k.endswith("/sum")}) == 1
+    assert len([k for k in found if k.endswith("/sum")]) == 3
+    assert len([k for k in found if k.endswith("/first")]) == 3

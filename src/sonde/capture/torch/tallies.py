@@ -78,7 +78,7 @@ class Tally:
             raise TypeError("it returned complex numbers; return their real part, or modulus")
         if n > 1:
             value = self._reduced(value)
-        elif origin is not None and _is_view_of(value, origin):
+        elif origin is not None and is_view_of(value, origin):
             value = value.clone()
         self._tensors.append(value)
         self._counts.append(n)
@@ -134,14 +134,15 @@ class Collected:
 
     def tensor(self, value: Tensor, origin: Tensor | None) -> None:
         flat = value.reshape(-1)
-        self._values.append(flat.clone() if _is_view_of(flat, origin) else flat)
+        self._values.append(flat.clone() if is_view_of(flat, origin) else flat)
 
     def close(self) -> Sequence[Closed]:
         if not self._values:
             return []
         device = next((v.device for v in self._values if v.device.type != "cpu"), None)
         with torch.no_grad():
-            every = torch.cat([v.to(device or v.device) for v in self._values])
+            moved = [v.to(device or v.device, non_blocking=True) for v in self._values]
+            every = torch.cat(moved)
             return closed(self._label, self._reduce(every))
 
 
@@ -159,7 +160,7 @@ class Merged:
         self._join(torch.tensor(value, dtype=torch.float64))
 
     def tensor(self, value: Tensor, origin: Tensor | None) -> None:
-        self._join(value.clone() if _is_view_of(value, origin) else value)
+        self._join(value.clone() if is_view_of(value, origin) else value)
 
     def close(self) -> Sequence[Closed]:
         if self._state is None:
@@ -317,7 +318,10 @@ def _extremum(choose: Callable[[list[float]], float], found: list[float]) -> flo
     return math.nan if any(map(math.isnan, found)) else choose(found)
 
 
-def _is_view_of(value: Tensor, origin: Tensor | None) -> bool:
+def is_view_of(value: Any, origin: Tensor | None) -> bool:
+    """Whether a value is, or may be, in the memory of the tensor that it was made from."""
+    if not isinstance(value, Tensor):
+        return not isinstance(value, numbers.Real)
     if origin is None or value.device != origin.device:
         return False
     try:

@@ -81,6 +81,7 @@ def heads_of(x: Tensor) -> Tensor:
 def of_call(call: Call, max_rows: int = MAX_ROWS, max_elements: int = MAX_ELEMENTS) -> Tensor:
     """The terms of a call as raw numbers, see `finish`: (5, H)."""
     q, k = heads_of(call.query), heads_of(call.key)
+    k = k.to(_wide(k))
     b, h, length, width = q.shape
     keys = k.shape[-2]
     chosen = sampling(length, max_rows)
@@ -155,7 +156,8 @@ def _nothing(heads: int, device: torch.device) -> Tensor:
 
 
 def _logits(q_BHRD: Tensor, k: Tensor, scale: float) -> Tensor:
-    q, k = q_BHRD.to(_wide(q_BHRD)), k.to(_wide(k))
+    """Logits in the precision of the keys, which has been widened."""
+    q = q_BHRD.to(k.dtype)
     heads, fewer = q.shape[1], k.shape[1]
     if heads == fewer:
         plain: Tensor = q @ k.mT
