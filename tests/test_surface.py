@@ -146,3 +146,11 @@ def test_files_that_documents_name_exist(document):
     named |= set(re.findall(r"\]\((?!https?:|#)([\w./-]+)\)", text))
     there = {f"/{p.relative_to(ROOT)}" for p in ROOT.rglob("*") if "node_modules" not in p.parts}
     assert [n for n in sorted(named) if not any(t.endswith(f"/{n}") for t in there)] == []
+
+
+def test_tests_that_the_table_of_correctness_names_exist():
+    text = (ROOT / "docs" / "correctness.md").read_text()
+    sources = "".join(p.read_text() for p in (ROOT / "tests").rglob("test_*.py"))
+    named = set(re.findall(r"`(test_\w+)`", text))
+    assert len(named) > 10
+    assert [n for n in sorted(named) if f"def {n}(" not in sources] == []
