@@ -160,11 +160,30 @@ def test_a_logged_tensor_may_change_afterwards(watching):
 
 
 def test_compiled_code_that_logs_compiles(watching):
-    model = Model()
+    """Without a break, and once: it does nothing there."""
+
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            y = self.fc(x)
+            sonde.log("open", y)
+            return y * 2 if sonde.is_watching() else y
+
+    model = Plain()
     optimizer = sgd(model)
-    watch, _ = watching(model, optimizer)
-    model.a.asked = model.b.asked = []
-    compiled = torch.compile(model, backend="eager")
-    compiled(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
+    watch, _ = watching(model, optimizer, every=2)
+    graphs = []
+    compiled = torch.compile(
+        model, backend=lambda graph, _inputs: graphs.append(graph) or graph, fullgraph=True
+    )
+    for _ in range(4):
+        x = torch.ones(2, 4)
+        y = compiled(x)
+        assert torch.equal(y, model.fc(x))
+        y.sum().backward()
+        optimizer.step()
     watch.close()
+    assert len(graphs) == 1

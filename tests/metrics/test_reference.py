@@ -311,6 +311,20 @@ def test_batch_norm_of_the_reference_is_as_it_was(watching):
         assert torch.equal(value, before[name]), name
 
 
+def test_a_reference_of_the_users_stays_in_its_mode_and_a_copy_follows_the_model(watching):
+    model = nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5))
+    teacher = copy.deepcopy(model).eval()
+    optimizer = sgd(model)
+    watch, _ = watching(model, optimizer, reference=teacher)
+    watch.add_metric("zeros", lambda _a, b: (b == 0).float(), against="reference", where="1")
+    trained(model, optimizer, data())
+    assert not teacher.training
+    assert watch.metrics()["activation_difference/1/zeros"] == 0
+    watch.set_reference("init")
+    trained(model, optimizer, data())
+    assert watch.metrics()["activation_difference/1/zeros"] > 0.3
+
+
 def test_a_copy_of_the_reference_keeps_nothing(watching):
     model = mlp()
     optimizer = sgd(model)

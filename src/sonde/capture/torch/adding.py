@@ -75,10 +75,11 @@ def set_reference(
     root = capture.root
     if root is None:
         raise SondeError("The watched model is gone; there is nothing to compare.")
+    is_own = False
     if isinstance(model, str):
         if model != "init":
             raise SondeError(f"`reference` must be a model or 'init', got {model!r}.")
-        model = _copied(root)
+        model, is_own = _copied(root), True
     if not isinstance(model, nn.Module):
         raise SondeError(f"A reference must be a torch.nn.Module, got {type(model).__name__}.")
     if model is root or model is capture.model:
@@ -91,7 +92,7 @@ def set_reference(
     def is_awake() -> bool:
         return not capture.is_closed and (capture._recording or capture._forced is not None)
 
-    made = Reference(model, root, capture.troubles, is_awake=is_awake, runs=run)
+    made = Reference(model, root, capture.troubles, is_awake=is_awake, runs=run, is_own=is_own)
     observer.compare_with(made)
 
 

@@ -210,7 +210,9 @@ class Observer:
     # -- from inside of a model ----------------------------------------------------------------
 
     def is_watching(self) -> bool:
-        """Whether something that is logged now would be recorded."""
+        """Whether something that is logged now would be recorded. Never so in compiled code."""
+        if torch.compiler.is_compiling():
+            return False
         capture = self.capture
         if capture.asleep or current_backward() != -1:
             return False

@@ -65,7 +65,10 @@ class _Pass:
 
 
 class Reference:
-    """A model with hooks on it that keep what it computes while that is wanted."""
+    """A model with hooks on it that keep what it computes while that is wanted.
+
+    If it `is_own`, a copy that nobody else has, it is in the same mode as the watched model.
+    """
 
     def __init__(
         self,
@@ -75,6 +78,7 @@ class Reference:
         *,
         is_awake: Callable[[], bool],
         runs: bool,
+        is_own: bool,
     ) -> None:
         self.model = naming.unwrapped(model)
         self.modules = dict(naming.modules(model))
@@ -86,6 +90,7 @@ class Reference:
         self.wants_output: Callable[[str], bool] = lambda _path: False
         self.wants_input: Callable[[str], bool] = lambda _path: False
         self._is_awake = is_awake
+        self._is_own = is_own
         self._troubles = troubles
         self._buffers: dict[nn.Module, Buffers] = {}
         self._copied: set[tuple[str, str]] = set()
@@ -132,9 +137,10 @@ class Reference:
         """Run the reference on what the watched model is about to be given, if nobody has."""
         if self._has_current or not self.runs:
             return
-        for path, module in naming.modules(like):
-            if path in self.modules:
-                self.modules[path].training = module.training
+        if self._is_own:
+            for path, module in naming.modules(like):
+                if path in self.modules:
+                    self.modules[path].training = module.training
         if (strange := unrepeatable((args, kwargs))) is not None:
             self._troubles.skip("reference", f"a call with {strange} cannot be made twice")
             self.runs = False
