@@ -18,7 +18,7 @@ from torch import Tensor
 from sonde.capture.drain import Drain, End, Part
 from sonde.capture.rows import Group, Row, Rows, Spot
 from sonde.capture.torch.graphs import Captured, can_capture
-from sonde.capture.torch.tables import Sketcher, Snapshot, difference
+from sonde.capture.torch.tables import PlainTable, Sketcher, Snapshot, difference
 from sonde.capture.torch.troubles import Troubles
 from sonde.kernels import torch as plain
 from sonde.kernels.torch import Unsupported, name_of
@@ -246,7 +246,10 @@ class Recorder:
     def _rows_of(self, device: torch.device) -> Rows:
         rows = self._devices.get(device)
         if rows is None:
-            rows = self._devices[device] = Rows(self._tables(device), MAX_ROWS, _index_of(device))
+            table = self._tables(device)
+            rows = self._devices[device] = Rows(table, MAX_ROWS, _index_of(device))
+            if isinstance(table, PlainTable):
+                self._troubles.slower(device.type, table.reason)
         return rows
 
     def _declared(self, spot: Spot, x: Tensor, rows: Rows) -> Spot:

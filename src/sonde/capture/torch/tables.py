@@ -89,9 +89,11 @@ def table_for(device: torch.device) -> Sketcher:
 
         try:
             return cuda.table_for(device)
-        except Unavailable:
-            return PlainTable(device)
-    return PlainTable(device)
+        except Unavailable as reason:
+            return PlainTable(device, str(reason))
+    if device.type == "cpu":
+        return PlainTable(device, "the C kernel was not built, for want of a compiler at install")
+    return PlainTable(device, "there is no kernel of ours for such devices")
 
 
 class HostTable:
@@ -178,12 +180,13 @@ class _HostRows:
 
 
 class PlainTable:
-    """Rows on any device, filled by plain torch operations."""
+    """Rows on any device, filled by plain torch operations; `reason` says why no kernel is used."""
 
     kernel = "torch"
     can_take = True
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, reason: str = "") -> None:
+        self.reason = reason
         self._device = device
         self._rows = self._new(_FIRST_ROWS)
 

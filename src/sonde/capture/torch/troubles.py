@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from typing import Final
 
 from sonde.capture.drain import Drain
 from sonde.record import Event, Level
+
+_LOG: Final = logging.getLogger("sonde")
+_SAID: Final[set[str]] = set()
 
 
 class Troubles:
@@ -37,6 +42,14 @@ class Troubles:
             self.failures[key] = 0
             self.warn(f"recording `{where}` failed and goes on without it: {error!r}")
         self.failures[key] += 1
+
+    def slower(self, device: str, reason: str) -> None:
+        """Tensors there are read by plain operations of torch: right, and slower."""
+        text = f"tensors on {device} are sketched by plain torch operations: {reason}"
+        self.tell("kernel", text)
+        if text not in _SAID:
+            _SAID.add(text)
+            _LOG.warning("%s", text)
 
     def unseen(self) -> None:
         """The optimizer stepped, and the model was not called as far as we could see."""
