@@ -26,7 +26,7 @@ for name in ("one", "two"):
             optimizer.step()
             optimizer.zero_grad()
     run = sonde.open(sys.argv[1] + "/" + name)
-    assert run.sketch("1", kind="output").count == 3 * 16 * 8
+    assert run.merge("1", kind="output").count == 3 * 16 * 8
     assert any("plain torch operations" in text for text in run.events()["message"])
 """
 
