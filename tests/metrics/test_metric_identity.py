@@ -1,4 +1,4 @@
-"""With every metric on, training is the same to the bit: losses, weights, buffers, random numbers."""
+"""With every metric on, training is the same to the bit, and so are its random numbers."""
 
 import random
 

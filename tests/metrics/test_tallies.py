@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sonde.capture.torch.arrivals import Arrivals, number
-from sonde.capture.torch.tallies import Tallies
+from sonde.capture.torch.tallies import Tallies, span_of
 from sonde.metrics.model import Merge, OnHost
 from sonde.metrics.names import Label
 
@@ -18,10 +18,10 @@ NOW = ("train", 3)
 LABEL = Label("fc", "x", "activation/fc/x")
 
 
-def reduced(values, reduce="mean", origin=None):
+def reduced(values, reduce="mean"):
     tallies = Tallies()
     for value in values:
-        tallies.add(LABEL, reduce, value, when=NOW, origin=origin)
+        tallies.add(LABEL, reduce, value, when=NOW)
     sent = tallies.take(lambda key, error: pytest.fail(f"{key}: {error!r}"))
     assert len(tallies) == 0
     return sent[NOW].flat() if sent else {}
@@ -108,7 +108,7 @@ def test_a_view_of_the_tensor_is_not_kept():
     """It would keep the whole tensor, and change with it."""
     x = torch.ones(1000)
     tallies = Tallies()
-    tallies.add(LABEL, "mean", x[0], when=NOW, origin=x)
+    tallies.add(LABEL, "mean", x[0], when=NOW, within=span_of(x))
     x.zero_()
     assert tallies.take(pytest.fail)[NOW].flat() == {"activation/fc/x": 1.0}
 

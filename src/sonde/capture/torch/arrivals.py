@@ -97,5 +97,8 @@ class _Group:
 
 def _joined(tensors: list[Tensor]) -> Tensor:
     """A new tensor with the elements of all."""
-    flat = torch.cat([x.detach().reshape(-1) for x in tensors])
+    if all(x.dim() == 0 for x in tensors):
+        flat = torch.stack(tensors)  # as most are, in thousands: no object is made for each
+    else:
+        flat = torch.cat([x.reshape(-1) for x in tensors])
     return flat.to(_AS.get(flat.dtype, flat.dtype))

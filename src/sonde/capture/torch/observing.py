@@ -11,7 +11,7 @@ place; random numbers, gradients and autocast are as they were. No value is wait
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
@@ -29,7 +29,7 @@ from sonde.capture.torch.pipeline import Pipeline, Stages
 from sonde.capture.torch.reference import Reference, first_tensor
 from sonde.capture.torch.replaying import Replaying
 from sonde.capture.torch.tables import difference
-from sonde.capture.torch.tallies import Sent, Tallies, is_view_of
+from sonde.capture.torch.tallies import Sent, Span, Tallies, is_within, span_of
 from sonde.capture.torch.tap import Tap
 from sonde.capture.torch.untouched import Quiet
 from sonde.metrics import names
@@ -135,14 +135,15 @@ class Observer:
             return
         when = (spot.phase, self.capture._step_of(spot.phase))
         known = self._said_of(x)
+        alone, span = (x.detach(),), span_of(x)
         with Quiet(x.device):
             for use in uses:
                 if use.is_off:
                     continue
                 if use.metric.against is None:
-                    self._ask(use, (x.detach(),), when, known)
+                    self._ask(use, alone, when, span, known)
                 elif (other := self._other(spot, x)) is not None:
-                    self._ask(use, (x.detach(), other), when)
+                    self._ask(use, (*alone, other), when, span)
 
     def _said_of(self, x: Tensor) -> dict[int, Any]:
         """What metrics have just said of this very tensor: a module returns what its last child
@@ -196,11 +197,12 @@ class Observer:
             self.pipeline.updated(spot.path, spot.slot, change, p.grad)
         when = ("train", self.capture.step)
         known = {"update": change, "param": old, "param_grad": p.grad}
+        span = span_of(p)
         with Quiet(p.device):
             for use in uses:
                 tensors = [known[k] for k in use.metric.kinds]
                 if not use.is_off and all(x is not None for x in tensors):
-                    self._ask(use, tuple(x.detach() for x in tensors if x is not None), when)
+                    self._ask(use, tuple(x.detach() for x in tensors if x is not None), when, span)
 
     def scaled(self, scale: Tensor | None) -> None:
         """A gradient scaler is about to run the optimizer."""
@@ -238,8 +240,8 @@ class Observer:
 
         def put() -> None:
             given = value.detach() if isinstance(value, Tensor) else value
-            origin = given if isinstance(given, Tensor) else None
-            self.tallies.add(label, reduce, given, when=when, origin=origin)
+            span = span_of(given) if isinstance(given, Tensor) else None
+            self.tallies.add(label, reduce, given, when=when, within=span)
 
         self._guarded(f"log of {name}", put)
 
@@ -299,7 +301,7 @@ class Observer:
                     phase,
                     [label.name for label in numbers.labels],
                     [label.module for label in numbers.labels],
-                    [_Value(self, numbers, i) for i in range(len(numbers.labels))],
+                    _Values(self, numbers),
                 )
             )
         self._notice_slow_ones()
@@ -363,7 +365,8 @@ class Observer:
             known[kind] = x.detach()
             if all(k in known for k in use.metric.kinds):
                 with self.capture.lock, Quiet(x.device):
-                    self._ask(use, tuple(known[k] for k in use.metric.kinds), when)
+                    several = tuple(known[k] for k in use.metric.kinds)
+                    self._ask(use, several, when, span_of(several[0]))
                 for handle in handles:
                     handle.remove()
                 known.clear()
@@ -384,6 +387,7 @@ class Observer:
         use: Use,
         tensors: tuple[Tensor, ...],
         when: tuple[str, int],
+        span: Span,
         known: dict[int, Any] | None = None,
     ) -> None:
         metric = use.metric
@@ -391,18 +395,19 @@ class Observer:
         try:
             if metric.every is not None and not metric.every(self.capture.step):
                 return
-            versions = [_version(x) for x in tensors]
+            first = tensors[0]
+            version = _version(first)
             if metric.passes_module:
                 value = metric.fn(*tensors, module=None if use.module is None else use.module())
             elif known is not None and id(metric) in known:
                 value = known[id(metric)]
             else:
                 value = metric.fn(*tensors)
-                if known is not None and not is_view_of(value, tensors[0]):
+                if known is not None and not is_within(value, span):
                     known[id(metric)] = value
-            if versions != [_version(x) for x in tensors]:
+            if version != _version(first):
                 raise RuntimeError("it wrote into the tensor that it was given")
-            self.tallies.add(use.label, metric.reduce, value, when=when, origin=tensors[0])
+            self.tallies.add(use.label, metric.reduce, value, when=when, within=span)
         except Exception as error:
             use.is_off = True
             self._metric_failed(metric.name, use.label.key, error)
@@ -448,22 +453,24 @@ class Observer:
         return self.reference.output(spot.path, spot.call, spot.slot, x)
 
 
-class _Value:
-    """A number of a step on its way. Whoever calls it waits; NaN is told of once."""
+class _Values(Sequence[float]):
+    """Numbers of a step on their way. Whoever looks at them waits; NaN is told of once."""
 
-    __slots__ = ("_i", "_observer", "_sent")
-
-    def __init__(self, observer: Observer, sent: Sent, i: int) -> None:
+    def __init__(self, observer: Observer, sent: Sent) -> None:
         self._observer = observer
         self._sent = sent
-        self._i = i
 
-    def __call__(self) -> float:
-        value = self._sent.values()[self._i]
-        if value != value:  # noqa: PLR0124  # what is not itself is NaN
-            name = self._sent.labels[self._i].name
-            self._observer.tell_once(name, "metric_nan", "is not a number")
-        return value
+    def __len__(self) -> int:
+        return len(self._sent.labels)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self._sent.values()[i]
+
+    def __iter__(self) -> Iterator[float]:
+        for label, value in zip(self._sent.labels, self._sent.values(), strict=True):
+            if value != value:  # noqa: PLR0124  # what is not itself is NaN
+                self._observer.tell_once(label.name, "metric_nan", "is not a number")
+            yield value
 
 
 def _is_real(x: Tensor) -> bool:

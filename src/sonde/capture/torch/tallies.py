@@ -22,15 +22,16 @@ from sonde.metrics.model import Merge, OnHost, Reduce
 from sonde.metrics.names import Label
 
 Array = NDArray[np.float64]
+Span = tuple[int, int]
 
-_MAX_PARTS: Final = 256
+_MAX_PARTS: Final = 64
 """Values of a metric that are kept apart; more are put together on their device."""
 
 
 class Entry(Protocol):
     """Numbers in the making, each with its label."""
 
-    def close(self) -> Sequence[Closed]:
+    def close(self) -> Sequence[Closed | Tally]:
         """What it has come to, when the step ends."""
         ...
 
@@ -52,15 +53,18 @@ class Closed:
 
 
 class Tally:
-    """All that one metric has said at one place: sums and counts, or extrema."""
+    """All that one metric has said at one place: sums and counts, or extrema.
 
-    __slots__ = ("_counts", "_label", "_n", "_reduce", "_sum", "_tensors")
+    There are thousands of these in a step, most of them of one tensor. Each is its own `Closed`.
+    """
+
+    __slots__ = ("_counted", "_n", "_reduce", "_sum", "labels", "tensors")
 
     def __init__(self, label: Label, reduce: str) -> None:
-        self._label = label
+        self.labels = (label,)
+        self.tensors: Sequence[Tensor] = ()
         self._reduce = reduce
-        self._tensors: list[Tensor] = []
-        self._counts: list[int] = []
+        self._counted = 0
         self._sum = math.nan
         self._n = 0
 
@@ -69,8 +73,8 @@ class Tally:
         self._sum = _combine(self._reduce, self._sum, float(value)) if self._n else float(value)
         self._n += 1
 
-    def tensor(self, value: Tensor, origin: Tensor | None) -> None:
-        """All elements of a tensor. It is not kept if it is a view of the one it was made from."""
+    def tensor(self, value: Tensor) -> None:
+        """All elements of a tensor."""
         n = value.numel()
         if n == 0:
             return
@@ -78,26 +82,26 @@ class Tally:
             raise TypeError("it returned complex numbers; return their real part, or modulus")
         if n > 1:
             value = self._reduced(value)
-        elif origin is not None and is_view_of(value, origin):
-            value = value.clone()
-        self._tensors.append(value)
-        self._counts.append(n)
-        if len(self._tensors) >= _MAX_PARTS:
+        self._counted += n
+        if not self.tensors:
+            self.tensors = (value,)
+            return
+        self.tensors = (*self.tensors, value)
+        if len(self.tensors) >= _MAX_PARTS:
             self._fold()
 
-    def close(self) -> Sequence[Closed]:
-        if not self._n and not self._tensors:
-            return []
-        return [Closed([self._label], self._tensors, self._values)]
+    def close(self) -> Sequence[Closed | Tally]:
+        return (self,) if self._n or self.tensors else ()
 
-    def _values(self, arrays: list[Array]) -> Sequence[float]:
+    def values(self, arrays: list[Array]) -> Sequence[float]:
+        """The number, from what has arrived."""
         found = [float(a.reshape(-1)[0]) for a in arrays] + [self._sum] * bool(self._n)
         if self._reduce == "min":
             return [_extremum(min, found)]
         if self._reduce == "max":
             return [_extremum(max, found)]
         total = math.fsum(found) if all(map(math.isfinite, found)) else sum(found)
-        return [total / (sum(self._counts) + self._n) if self._reduce == "mean" else total]
+        return [total / (self._counted + self._n) if self._reduce == "mean" else total]
 
     def _reduced(self, value: Tensor) -> Tensor:
         if self._reduce == "min":
@@ -108,15 +112,10 @@ class Tally:
 
     def _fold(self) -> None:
         """Put what is kept together, per device, so that it does not grow."""
-        by_device: dict[torch.device, list[int]] = {}
-        for i, x in enumerate(self._tensors):
-            by_device.setdefault(x.device, []).append(i)
-        tensors, counts = self._tensors, self._counts
-        self._tensors, self._counts = [], []
-        for several in by_device.values():
-            joined = torch.stack([tensors[i].reshape(()).to(_wide(tensors[i])) for i in several])
-            self._tensors.append(self._reduced(joined))
-            self._counts.append(sum(counts[i] for i in several))
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for x in self.tensors:
+            by_device.setdefault(x.device, []).append(x.reshape(()).to(_wide(x)))
+        self.tensors = [self._reduced(torch.stack(several)) for several in by_device.values()]
 
 
 class Collected:
@@ -132,11 +131,10 @@ class Collected:
     def number(self, value: float) -> None:
         self._values.append(torch.tensor([value], dtype=torch.float64))
 
-    def tensor(self, value: Tensor, origin: Tensor | None) -> None:
-        flat = value.reshape(-1)
-        self._values.append(flat.clone() if is_view_of(flat, origin) else flat)
+    def tensor(self, value: Tensor) -> None:
+        self._values.append(value.reshape(-1))
 
-    def close(self) -> Sequence[Closed]:
+    def close(self) -> Sequence[Closed | Tally]:
         if not self._values:
             return []
         device = next((v.device for v in self._values if v.device.type != "cpu"), None)
@@ -159,10 +157,10 @@ class Merged:
     def number(self, value: float) -> None:
         self._join(torch.tensor(value, dtype=torch.float64))
 
-    def tensor(self, value: Tensor, origin: Tensor | None) -> None:
-        self._join(value.clone() if is_view_of(value, origin) else value)
+    def tensor(self, value: Tensor) -> None:
+        self._join(value)
 
-    def close(self) -> Sequence[Closed]:
+    def close(self) -> Sequence[Closed | Tally]:
         if self._state is None:
             return []
         with torch.no_grad():
@@ -210,30 +208,44 @@ class Tallies:
         value: Any,
         *,
         when: tuple[str, int],
-        origin: Tensor | None = None,
+        within: Span | None = None,
     ) -> None:
         """Take what a metric returned: a number, a tensor, a dict of these, or None for nothing.
+
+        A tensor that lies `within` memory of somebody else's is copied.
 
         Raises:
             TypeError: It is none of these.
         """
-        if value is None:
+        if isinstance(value, Tensor):
+            if value.requires_grad:
+                value = value.detach()
+            is_kept = value.numel() == 1 or not isinstance(reduce, str)
+            if within is not None and is_kept and is_within(value, within):
+                value = value.clone()
+            self._entry(label, reduce, when).tensor(value)
+        elif value is None:
             return
-        if isinstance(value, dict):
+        elif isinstance(value, dict):
             for key, one in value.items():
-                self.add(label.part(str(key)), reduce, one, when=when, origin=origin)
+                self.add(label.part(str(key)), reduce, one, when=when, within=within)
         elif isinstance(value, OnHost):
             self.entry(label.key, when, lambda: HostSide(label)).put(value)
-        elif isinstance(value, Tensor):
-            self.entry(label.key, when, lambda: _entry(label, reduce)).tensor(
-                value.detach(), origin
-            )
         elif isinstance(value, numbers.Real | np.bool_):
-            self.entry(label.key, when, lambda: _entry(label, reduce)).number(float(value))
+            self._entry(label, reduce, when).number(float(value))
         else:
             raise TypeError(
                 f"it must return a number, a tensor or a dict of them, got {type(value).__name__}"
             )
+
+    def _entry(self, label: Label, reduce: Reduce, when: tuple[str, int]) -> Any:
+        entries = self._entries.get(when)
+        if entries is None:
+            entries = self._entries[when] = {}
+        found = entries.get(label.key)
+        if found is None:
+            found = entries[label.key] = _made(label, reduce)
+        return found
 
     def entry(self, key: str, when: tuple[str, int], make: Callable[[], Any]) -> Any:
         """The entry under that key, made if there is none. `Any`: as it was made."""
@@ -247,7 +259,7 @@ class Tallies:
         taken, self._entries = self._entries, {}
         sent = {}
         for when, entries in taken.items():
-            ready: list[Closed] = []
+            ready: list[Closed | Tally] = []
             for key, entry in entries.items():
                 try:
                     ready += entry.close()
@@ -261,9 +273,9 @@ class Tallies:
 class Sent:
     """Numbers of a step on their way; `values` waits for them."""
 
-    def __init__(self, ready: Sequence[Closed]) -> None:
+    def __init__(self, ready: Sequence[Closed | Tally]) -> None:
         self.labels = [label for one in ready for label in one.labels]
-        self._ready: Sequence[Closed] = ready
+        self._ready = ready
         self._sizes = [len(one.tensors) for one in ready]
         self._arrived = Arrivals([x for one in ready for x in one.tensors])
         for one in ready:
@@ -285,16 +297,12 @@ class Sent:
             self._values = found
         return self._values
 
-    def later(self, i: int) -> Callable[[], float]:
-        """The i-th number; calling what is returned waits for it."""
-        return lambda: self.values()[i]
-
     def flat(self) -> dict[str, float]:
         """All of them by flat key."""
         return {label.key: v for label, v in zip(self.labels, self.values(), strict=True)}
 
 
-def closed(label: Label, value: Any) -> Sequence[Closed]:
+def closed(label: Label, value: Any) -> Sequence[Closed | Tally]:
     """What the last step of a reduction returned: a number, a tensor, or a dict of these."""
     whole = Tallies()
     whole.add(label, "mean", value, when=("", 0))
@@ -302,7 +310,7 @@ def closed(label: Label, value: Any) -> Sequence[Closed]:
     return [one for several in found for one in several]
 
 
-def _entry(label: Label, reduce: Reduce) -> Tally | Collected | Merged:
+def _made(label: Label, reduce: Reduce) -> Tally | Collected | Merged:
     if isinstance(reduce, str):
         return Tally(label, reduce)
     return Merged(label, reduce) if isinstance(reduce, Merge) else Collected(label, reduce)
@@ -318,16 +326,24 @@ def _extremum(choose: Callable[[list[float]], float], found: list[float]) -> flo
     return math.nan if any(map(math.isnan, found)) else choose(found)
 
 
-def is_view_of(value: Any, origin: Tensor | None) -> bool:
-    """Whether a value is, or may be, in the memory of the tensor that it was made from."""
-    if not isinstance(value, Tensor):
-        return not isinstance(value, numbers.Real)
-    if origin is None or value.device != origin.device:
-        return False
+def span_of(x: Tensor) -> Span:
+    """From where to where the memory of a tensor goes."""
     try:
-        return value.untyped_storage().data_ptr() == origin.untyped_storage().data_ptr()
-    except Exception:  # no storage to compare: sparse, or a wrapper
-        return True
+        storage = x.untyped_storage()
+        first = storage.data_ptr()
+        return first, first + storage.nbytes()
+    except Exception:  # there is none to speak of: sparse, or a wrapper
+        return 0, 1 << 63
+
+
+def is_within(value: Any, span: Span) -> bool:
+    """Whether a value is, or may be, in that memory."""
+    if isinstance(value, Tensor):
+        try:
+            return span[0] <= value.data_ptr() < span[1]
+        except Exception:  # it does not say
+            return True
+    return not isinstance(value, numbers.Real)
 
 
 def _wide(x: Tensor) -> torch.dtype:
