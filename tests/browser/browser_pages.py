@@ -28,6 +28,16 @@ def ids(server) -> dict[str, str]:
         return {run["name"]: run["id"] for run in json.load(answer)["spec"]["runs"]}
 
 
+def viridis() -> list[tuple[int, ...]]:
+    """The table of the page: its ends are known, its middle is compared with the map's own."""
+    text = Path(__file__, "../../../web/src/core/lut.ts").resolve().read_text()
+    table = text.partition("const VIRIDIS =")[2].partition('"')[2].partition('"')[0]
+    colours = [tuple(bytes.fromhex(table[i : i + 6])) for i in range(0, len(table), 6)]
+    assert len(colours) == 256
+    assert (colours[0], colours[128], colours[255]) == ((68, 1, 84), (33, 145, 140), (253, 231, 37))
+    return colours
+
+
 @dataclass
 class Serving:
     """A server in a process of its own."""

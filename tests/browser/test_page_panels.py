@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from browser_pages import ready
+from browser_pages import ready, viridis
 from playwright.sync_api import expect
 
 import sonde
@@ -37,18 +37,6 @@ READ = """(plot) => {
   }
   return {found, cells, low: read('low'), high: read('high'), most: read('maxShare')};
 }"""
-
-
-def viridis():
-    """The table of the page: its ends are known, its middle is compared with the map's own."""
-    from pathlib import Path
-
-    text = Path(__file__, "../../../web/src/core/lut.ts").resolve().read_text()
-    table = text.partition("const VIRIDIS =")[2].partition('"')[2].partition('"')[0]
-    colours = [tuple(bytes.fromhex(table[i : i + 6])) for i in range(0, len(table), 6)]
-    assert len(colours) == 256
-    assert (colours[0], colours[128], colours[255]) == ((68, 1, 84), (33, 145, 140), (253, 231, 37))
-    return colours
 
 
 @pytest.mark.parametrize("scale", ["linear", "exponent"])

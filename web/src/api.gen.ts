@@ -657,6 +657,73 @@ export interface Movers {
 }
 
 /**
+ * A line of a method. `is_here` for the one that gave a variable its value.
+ */
+export interface SourceLine {
+  number: number;
+  text: string;
+  is_here: boolean;
+}
+
+/**
+ * A tensor's last two dimensions: `height` × `width` elements. A vector is one row.
+ *
+ * The dimensions before them make `items` matrices; this is `item`, which is `index` in each of
+ * them. The arrays are `rows` × `columns`, row by row. A cell stands for `cell_rows` ×
+ * `cell_columns` neighbouring elements, fewer at the lower and the right end. In `values` it holds
+ * the finite one that is farthest from zero; in `low` and `high` the smallest and the largest one,
+ * which may be infinite; NaN where there is none. Its flag is 2 where any element is not finite;
+ * `not_finite` is how many are in the whole matrix. `limits` are robust over the cells; their
+ * `min` and `max` are those of all finite elements.
+ */
+export interface Matrix {
+  items: number;
+  item: number;
+  index: number[];
+  height: number;
+  width: number;
+  rows: number;
+  columns: number;
+  cell_rows: number;
+  cell_columns: number;
+  values: Float64Array;
+  low: Float64Array;
+  high: Float64Array;
+  flags: Uint8Array;
+  not_finite: number;
+  limits: Bounds;
+  is_signed: boolean;
+}
+
+/**
+ * What a traced variable held at a step: the last value that was kept at or before it.
+ *
+ * `step` is when it was kept, null if there was none yet; `previous` and `next` are the steps of
+ * its neighbours. In one step a variable may have had `of` values one after the other: this is
+ * number `nth`, from 0. Of a tensor there is a `shape`, and a `matrix` unless a note says why not;
+ * anything else is told by `text`. `lines` are those of `method` around the one that gave the
+ * value.
+ */
+export interface Variable {
+  site: SiteRef;
+  name: string;
+  asked: number | null;
+  step: number | null;
+  previous: number | null;
+  next: number | null;
+  rank: number | null;
+  nth: number;
+  of: number;
+  dtype: string;
+  shape: number[] | null;
+  text: string;
+  matrix: Matrix | null;
+  method: string;
+  lines: SourceLine[];
+  notes: string[];
+}
+
+/**
  * A question without parameters.
  */
 export interface NoQuestion {
@@ -804,6 +871,27 @@ export interface SectionQuestion {
 }
 
 /**
+ * What a traced variable (a `site` of kind `local`) held at a step, the last one by default.
+ *
+ * Of several values in that step `nth` is one, from 0, else it is the last one. Of a tensor with
+ * more than two dimensions `item` is one matrix, from 0. Where there are not so many, it is the
+ * last. `rows` and `columns` are how many cells there may be, `context` how many lines of source
+ * before and after the one that gave the value.
+ */
+export interface VariableQuestion {
+  run: string;
+  site: string;
+  step?: number;
+  phase?: string;
+  rank?: number;
+  nth?: number;
+  item?: number;
+  rows?: number;
+  columns?: number;
+  context?: number;
+}
+
+/**
  * A statistic of all boxes of a level at a step (the last one by default).
  *
  * `node`, `fold` and `unfold` as in `LevelQuestion`: the answer speaks of the same boxes. The
@@ -853,6 +941,7 @@ export interface Routes {
   heat: { question: HeatQuestion; answer: Heat };
   kymograph: { question: KymographQuestion; answer: Kymograph };
   section: { question: SectionQuestion; answer: CrossSection };
+  variable: { question: VariableQuestion; answer: Variable };
   tint: { question: TintQuestion; answer: Tint };
   movers: { question: MoversQuestion; answer: Movers };
 }

@@ -24,7 +24,7 @@ _ENVIRONMENT: Final = {
     "OPENBLAS_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "2",  # else each thread reserves memory of its own
 }
-_READS_MUCH: Final = frozenset({"heat", "kymograph", "movers", "tint"})
+_READS_MUCH: Final = frozenset({"heat", "kymograph", "movers", "tint", "variable"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,10 +172,12 @@ def listing(run: Run) -> Any:  # pa.Table
     )
 
 
-def sources(run: Run) -> dict[str, Source]:
-    """The methods that were traced, by name."""
+def sources(run: Run, chosen: Selection | None = None) -> dict[str, Source]:
+    """The methods that were traced, by name; those of some rows of kind `source`, or of all."""
+    chosen = chosen or Selection(["kind = 'source'"])
     rows = run._ask(
-        "select name, line, value from traces where kind = 'source' order by attempt, rank desc"
+        f"select name, line, value from traces where {chosen.where} order by attempt, rank desc",
+        chosen.parameters,
     )
     found = {}
     for row in rows.to_pylist():

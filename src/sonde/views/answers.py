@@ -16,6 +16,7 @@ from sonde.views import (
     section,
     tint,
     tree,
+    variable,
 )
 from sonde.views.subject import Subject
 
@@ -30,6 +31,7 @@ ANSWERS: Final[Mapping[str, Callable[[Subject, Any], object]]] = {
     "heat": heat.answer,
     "kymograph": kymograph.answer,
     "section": section.answer,
+    "variable": variable.answer,
     "tint": tint.answer,
     "movers": movers.answer,
 }

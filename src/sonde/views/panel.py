@@ -87,8 +87,15 @@ def _entries(structure: Structure, path: str, node: Node | None, *, all_calls: b
             for e in entries
             if e.site.kind in own and e.site.call == node.call and e.site.slot == slot
         ]
+    known = {other.call for other in structure.graph.calls.get(path, ())}
     return [
-        e for e in entries if all_calls or e.site.call == node.call or e.site.kind in _OF_PARAMETERS
+        e
+        for e in entries
+        if all_calls
+        or e.site.call == node.call
+        or e.site.kind in _OF_PARAMETERS
+        # A method may be called more often than its module: what has no box goes with the first.
+        or (e.site.kind == "local" and e.site.call not in known and node.call == min(known))
     ]
 
 

@@ -188,6 +188,28 @@ class SectionQuestion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VariableQuestion:
+    """What a traced variable (a `site` of kind `local`) held at a step, the last one by default.
+
+    Of several values in that step `nth` is one, from 0, else it is the last one. Of a tensor with
+    more than two dimensions `item` is one matrix, from 0. Where there are not so many, it is the
+    last. `rows` and `columns` are how many cells there may be, `context` how many lines of source
+    before and after the one that gave the value.
+    """
+
+    run: str
+    site: str
+    step: int | None = _step()
+    phase: str = "train"
+    rank: int | None = _number(None, 0, 1 << 30)
+    nth: int | None = _number(None, 0, 1 << 40)
+    item: int = _number(0, 0, 1 << 40)
+    rows: int = _number(256, 1, 256)
+    columns: int = _number(256, 1, 256)
+    context: int = _number(2, 0, 50)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TintQuestion:
     """A statistic of all boxes of a level at a step (the last one by default).
 

@@ -40,6 +40,7 @@ ROUTES: Final[Mapping[str, Route]] = {
         Route("heat", q.HeatQuestion, s.Heat),
         Route("kymograph", q.KymographQuestion, s.Kymograph),
         Route("section", q.SectionQuestion, s.CrossSection),
+        Route("variable", q.VariableQuestion, s.Variable),
         Route("tint", q.TintQuestion, s.Tint),
         Route("movers", q.MoversQuestion, s.Movers),
     )

@@ -5,7 +5,7 @@ A value is shown by its latest: a tensor by dtype, shape and statistics, all els
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,11 +13,13 @@ import numpy as np
 
 from sonde._errors import SondeError
 from sonde.store import traces
+from sonde.store.selection import Selection
 
 if TYPE_CHECKING:
     from sonde.store.reader import Run
 
 _MAX_TEXT: Final = 60
+_MAX_PARTS: Final = 200
 _GRAD: Final = "@grad"
 
 
@@ -84,6 +86,27 @@ def methods(
     return [_method(sources[name], by_method[name]) for name in chosen]
 
 
+def around(run: Run, row: Mapping[str, Any], context: int) -> tuple[str, list[tuple[int, str]]]:
+    """The method in which a row of `traces` got its value, and its lines around that one.
+
+    Of the same rank and attempt: the source of another may be another one. Without a line that is
+    in a source that was kept there is nothing. `Any`: a row of a query.
+    """
+    name, line = row["name"] or "", row["line"]
+    parts = name.removesuffix(_GRAD).split(".")[:_MAX_PARTS]
+    names = [".".join(parts[:n]) for n in range(1, len(parts) + 1)]
+    chosen = Selection(["kind = 'source'"]).equal("rank", row["rank"])
+    chosen.equal("attempt", row["attempt"]).one_of("name", names)
+    found = traces.sources(run, chosen)
+    for source in sorted(found.values(), key=lambda s: -len(s.name)):
+        lines = _method(source, {}).lines
+        at = -1 if line is None or source.first_line is None else line - source.first_line
+        if 0 <= at < len(lines):
+            near = lines[max(0, at - context) : at + context + 1]
+            return source.name, [(line.number, line.text) for line in near]
+    return "", []
+
+
 def _method(source: traces.Source, assigned: dict[int, list[Assigned]]) -> Method:
     text = source.text.splitlines()
     indent = min((len(t) - len(t.lstrip()) for t in text if t.strip()), default=0)
@@ -111,7 +134,7 @@ def _assigned(found: traces.Traced, n: int, variable: str) -> Assigned:
     when = (found.iterations[n], found.ranks[n], found.calls[n])
     value = found.values[n]
     if found.dtypes[n] is None or isinstance(value, traces.Lost):
-        text = value.reason if isinstance(value, traces.Lost) else _short(value)
+        text = value.reason if isinstance(value, traces.Lost) else text_of(value)
         return Assigned(variable, *when, text)
     plain = Assigned(variable, *when, "", found.dtypes[n], found.shapes[n])
     return _with_statistics(plain, value)
@@ -133,8 +156,8 @@ def _with_statistics(assigned: Assigned, array: Any) -> Assigned:  # Any: a nump
     )
 
 
-def _short(value: Any) -> str:
-    """A text for whatever was traced; arrays inside are told by their shape."""
+def text_of(value: Any, limit: int = _MAX_TEXT) -> str:
+    """A text for whatever was traced, cut where it is longer."""
     with np.printoptions(threshold=4, edgeitems=1, precision=3):
         text = repr(value).replace("\n", " ")
-    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}…"
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -22,7 +22,11 @@ export function toClass(t: number): number {
 }
 
 /** The class of each value. */
-export function classify(values: Float32Array, flags: Uint8Array, scale: ColourScale): Uint8Array {
+export function classify(
+  values: Float32Array | Float64Array,
+  flags: Uint8Array,
+  scale: ColourScale,
+): Uint8Array {
   const classes = new Uint8Array(values.length);
   for (let i = 0; i < values.length; i++) {
     if (flags[i] === EMPTY) continue;

@@ -53,7 +53,7 @@ export function Kymo({ run, site }: { run: string; site: SiteRef }) {
     <div class="kymo" ref={box} data-site={site.id} data-site-name={site.name}>
       <div class="kymo-head">
         <span class="kymo-name cut" title={site.name}>
-          {site.slot && site.slot !== "0" ? site.slot : site.kind.replace(/_/g, " ")}
+          {nameOf(site)}
         </span>
         <span class="dim cut">
           {site.dtype} {shape(site.shape)}
@@ -71,6 +71,12 @@ export function Kymo({ run, site }: { run: string; site: SiteRef }) {
       )}
     </div>
   );
+}
+
+/** Inside of a section; calls of a traced method are told apart, those of a module have panels. */
+function nameOf(site: SiteRef): string {
+  if (site.kind === "local") return site.label;
+  return site.slot && site.slot !== "0" ? site.slot : site.kind.replace(/_/g, " ");
 }
 
 function Plot({ data, width, isStale }: { data: Kymograph; width: number; isStale: boolean }) {

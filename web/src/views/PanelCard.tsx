@@ -1,6 +1,7 @@
 /** A panel: all that was recorded of a module, section by section. */
 
 import { useSignal } from "@preact/signals";
+import { Fragment } from "preact";
 import { useMemo, useRef } from "preact/hooks";
 import type { Panel, PanelSection } from "../api.gen";
 import { useApp, useOnScreen, useQuery, useSettled } from "../app/hooks";
@@ -14,6 +15,7 @@ import { columnsFor, windowOf } from "./heatquery";
 import { Kymo } from "./Kymo";
 import { LineChart, type Series, valueAt } from "./LineChart";
 import { Failed, Loading } from "./States";
+import { VariableView } from "./VariableView";
 
 interface Props {
   run: string;
@@ -185,7 +187,13 @@ function Section({ run, section }: { run: string; section: PanelSection }) {
           <span class="dim">{section.sites.length > 1 ? section.sites.length : ""}</span>
         </button>
       </h3>
-      {!isClosed && section.sites.map((site) => <Kymo key={site.id} run={run} site={site} />)}
+      {!isClosed &&
+        section.sites.map((site) => (
+          <Fragment key={site.id}>
+            <Kymo run={run} site={site} />
+            {site.kind === "local" && <VariableView run={run} site={site} />}
+          </Fragment>
+        ))}
     </section>
   );
 }

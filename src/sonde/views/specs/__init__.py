@@ -70,3 +70,6 @@ from sonde.views.specs.structure import Panel as Panel
 from sonde.views.specs.structure import PanelSection as PanelSection
 from sonde.views.specs.structure import Tree as Tree
 from sonde.views.specs.structure import TreeNode as TreeNode
+from sonde.views.specs.traced import Matrix as Matrix
+from sonde.views.specs.traced import SourceLine as SourceLine
+from sonde.views.specs.traced import Variable as Variable
