@@ -26,6 +26,7 @@ class Inner(nn.Module):
 
     def forward(self, x):
         table = self.grid * 1
+        mode = {"<b>warm": 1}  # noqa: F841  # is traced
         spread = self.large.detach() + 1
         spread[599, 699] = 9.0
         return self.helper(x) + self.helper(x + 1) + table.nan_to_num().sum() + spread.sum() * 0
@@ -51,10 +52,10 @@ def traced(tmp_path_factory):
     folder = tmp_path_factory.mktemp("traced")
     model = Outer()
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    paths = ["inner.forward.table", "inner.forward.spread", "inner.helper.twice"]
+    paths = [f"inner.{name}" for name in ("forward.table", "forward.spread", "helper.twice")]
     with (
         sonde.watch(model, optimizer, dir=folder, name="traced", every=1) as watch,
-        sonde.trace(model, paths),
+        sonde.trace(model, [*paths, "inner.forward.mode"]),
     ):
         for step in range(STEPS):
             if step == CHANGED:
@@ -175,6 +176,14 @@ def test_a_large_tensor_is_pooled_and_its_one_spike_is_seen(traced_server, open_
         canvas.element_handle(),
     )
     assert tuple(corner[:3]) == viridis()[255]
+
+
+def test_what_is_no_tensor_is_a_text_with_its_line(traced_server, open_page):
+    page = open_page(traced_server, address(traced_server, 3), height=1400)
+    assert page.locator(".plain-name").all_inner_texts() == ["forward.mode"]
+    mode = of(page, "forward.mode")
+    expect(mode.locator(".variable-text")).to_have_text("{'<b>warm': 1}")
+    expect(mode.locator(".source .here")).to_contain_text("mode = ")
 
 
 def test_calls_of_a_method_that_runs_twice_are_told_apart(traced_server, open_page):

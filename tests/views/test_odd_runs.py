@@ -24,6 +24,7 @@ def every_view(subject):
         "search": {"q": "x"},
         "kymograph": {"site": "head/output/0"},
         "section": {"site": "head/output/0"},
+        "variable": {"site": "head/output/0"},
     }
     found = {}
     for view in ANSWERS:
@@ -44,7 +45,7 @@ def test_a_run_without_anything_answers(tmp_path):
     assert (header.recorded_steps, header.kinds, header.scalars) == (0, (), ())
     assert (header.kind, header.timeline, header.last_step) == (None, None, None)
     assert found["heat"] == found["tint"] == "not_recorded"
-    assert found["kymograph"] == found["section"] == "no_such_site"
+    assert found["kymograph"] == found["section"] == found["variable"] == "no_such_site"
     assert found["lines"].lines == ()
     assert found["spark"].name is None
     assert found["movers"].rows == ()
@@ -249,6 +250,7 @@ def test_every_answer_can_be_sent(subject, recorded):
                 "search": {"q": "h"},
                 "kymograph": {"site": "./output/0"},
                 "section": {"site": "./output/0"},
+                "variable": {"site": "./output/0"},
             }.get(view, {})
             _, data = envelope.pack(view, asked(one, view, **question), one.state())
             head = data[8:] if data[:4] == envelope.MAGIC else data

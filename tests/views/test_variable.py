@@ -47,9 +47,10 @@ def source(name="h.0.forward", text=SOURCE, first=FIRST):
     return TracedValue(name, "", name, -1, "", 0, first, "source", text)
 
 
-def recorded(path, values, rank=0, ranks=1):
-    """A run with these values, and a site for each variable."""
-    sites = dict.fromkeys(Site(v.module, "local", v.call, v.slot) for v in values if v.step >= 0)
+def recorded(path, values, rank=0, ranks=1, sites=None):
+    """A run with these values, and a site for each variable, or for those of `sites`."""
+    some = [v for v in values if v.step >= 0] if sites is None else sites
+    sites = dict.fromkeys(Site(v.module, "local", v.call, v.slot) for v in some)
     with Writer(path, rank=rank, world_size=ranks, compact=False) as writer:
         writer.sites([SiteInfo(i, site, "float32", (2,), "M") for i, site in enumerate(sites)])
         writer.sites([SiteInfo(99, Site("h.0", "output"), "float32", (2,), "M")])
@@ -317,4 +318,37 @@ def test_calls_of_a_method_that_are_no_calls_of_the_module_are_in_its_panel(tmp_
     found = asked(subject, "panel", node="h.0")
     (local,) = [s for s in found.sections if s.kind == "local"]
     assert [s.call for s in local.sites] == [0, 1, 2]
+    subject.run.close()
+
+
+def test_a_variable_that_never_was_a_tensor_is_in_the_panel_and_has_values(tmp_path):
+    values = [
+        value("forward.mode", "warm", 0),
+        value("forward.mode", "cold", 5),
+        value("forward.mode", {"a": [1]}, 5, call=1),
+        value("forward.x", np.ones(2), 5),
+        value("forward.x", None, 6),
+        value("forward.n", 3, 5, module="h.1"),
+    ]
+    sites = [v for v in values if v.slot == "forward.x"]
+    subject = recorded(tmp_path / "run", [source(), *values], sites=sites)
+    found = asked(subject, "panel", module="h.0")
+    (local,) = [s for s in found.sections if s.kind == "local"]
+    assert [s.slot for s in local.sites] == ["forward.x"]
+    assert [s.label for s in local.plain] == ["forward.mode", "forward.mode (call 2)"]
+    for section in found.sections:
+        assert section is local or section.plain == ()
+    first, second = (s.id for s in local.plain)
+    assert [asked(subject, "variable", site=first, step=n).text for n in (0, 4, 5)] == [
+        *("'warm'", "'warm'", "'cold'"),
+    ]
+    assert asked(subject, "variable", site=second).text == "{'a': [1]}"
+    assert asked(subject, "variable", site=site("forward.x")).text == "None"
+    assert asked(subject, "variable", site=site("forward.x"), step=5).shape == (2,)
+    for view in ("kymograph", "section"):
+        with pytest.raises(NotFoundError):
+            asked(subject, view, site=first)
+    for strange in ("h.0/local/forward.nothing", "h.0#2/local/forward.mode", "../forward.mode"):
+        with pytest.raises(NotFoundError):
+            asked(subject, "variable", site=strange)
     subject.run.close()

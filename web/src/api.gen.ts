@@ -356,11 +356,14 @@ export interface GraphLevel {
 
 /**
  * Sites of one kind of a pinned module, in order of call and slot.
+ *
+ * `plain` are traced variables that never were a tensor: they have values, and nothing over time.
  */
 export interface PanelSection {
   kind: string;
   title: string;
   sites: SiteRef[];
+  plain: SiteRef[];
 }
 
 /**

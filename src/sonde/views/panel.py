@@ -7,7 +7,7 @@ from typing import Final
 
 from sonde.graph.model import Node
 from sonde.record import GraphModule
-from sonde.views import ids
+from sonde.views import ids, variable
 from sonde.views.level import label_of
 from sonde.views.questions import PanelQuestion, QuestionError
 from sonde.views.specs import MissingKind, Panel, PanelSection
@@ -53,7 +53,10 @@ def answer(subject: Subject, question: PanelQuestion) -> Panel:
         node = calls[0] if calls else None
     else:
         raise QuestionError("Give `node` or `module`.")
-    entries = _entries(structure, path, node, all_calls=question.node is None)
+    all_calls = question.node is None
+    own = structure.sites_of_module.get(path, ())
+    entries = _entries(structure, own, node, all_calls=all_calls)
+    plain = _entries(structure, variable.plain(subject, path), node, all_calls=all_calls)
     module = _module(structure, path)
     is_call = node is None or node.kind == "module"
     parent = structure.graph.by_id.get(node.parent) if node is not None else None
@@ -69,14 +72,16 @@ def answer(subject: Subject, question: PanelQuestion) -> Panel:
         outputs=ports(node.outputs) if node is not None else (),
         facts=facts_of(module.extra) if is_call else (),
         parameters=structure.parameters_below.get(path, 0) if is_call else 0,
-        sections=_sections(entries),
+        sections=_sections(entries, plain),
         metrics=_metrics(subject, path) if is_call else (),
         missing=_missing(structure, path, node, entries),
     )
 
 
-def _entries(structure: Structure, path: str, node: Node | None, *, all_calls: bool) -> list[Entry]:
-    entries = structure.sites_of_module.get(path, ())
+def _entries(
+    structure: Structure, entries: Sequence[Entry], node: Node | None, *, all_calls: bool
+) -> list[Entry]:
+    """Of what was recorded of a module: that of one call of it, of one tensor, or all."""
     if node is None:
         return list(entries)
     if node.kind != "module":
@@ -87,7 +92,7 @@ def _entries(structure: Structure, path: str, node: Node | None, *, all_calls: b
             for e in entries
             if e.site.kind in own and e.site.call == node.call and e.site.slot == slot
         ]
-    known = {other.call for other in structure.graph.calls.get(path, ())}
+    known = {other.call for other in structure.graph.calls.get(node.module, ())}
     return [
         e
         for e in entries
@@ -99,13 +104,14 @@ def _entries(structure: Structure, path: str, node: Node | None, *, all_calls: b
     ]
 
 
-def _sections(entries: Sequence[Entry]) -> tuple[PanelSection, ...]:
+def _sections(entries: Sequence[Entry], plain: Sequence[Entry]) -> tuple[PanelSection, ...]:
     kinds = [*TITLES, *sorted({e.site.kind for e in entries} - set(TITLES))]
     found = []
     for kind in kinds:
         sites = tuple(site_ref(e) for e in entries if e.site.kind == kind)
-        if sites:
-            found.append(PanelSection(kind, TITLES.get(kind, shown(kind, 60)), sites))
+        others = tuple(site_ref(e) for e in plain if e.site.kind == kind)
+        if sites or others:
+            found.append(PanelSection(kind, TITLES.get(kind, shown(kind, 60)), sites, others))
     return tuple(found)
 
 

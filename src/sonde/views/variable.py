@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from sonde.record import Site
 from sonde.store import packing
 from sonde.store.documents import DamagedError
 from sonde.store.selection import Selection
 from sonde.store.tensors import TensorReader
-from sonde.views import source
+from sonde.views import ids, source
 from sonde.views.matrix import matrix, sides
 from sonde.views.questions import VariableQuestion
 from sonde.views.specs import Matrix, SourceLine, Variable
@@ -32,6 +33,7 @@ MAX_ELEMENTS: Final = 1 << 26
 MAX_TEXT: Final = 2000
 _MAX_JSON: Final = 1_000_000
 _MAX_PARTS: Final = 10_000
+_MAX_PLAIN: Final = 10_000
 
 _LAST: Final = 1 << 62
 _ROW: Final = (
@@ -45,7 +47,7 @@ Row = Mapping[str, Any]
 
 def answer(subject: Subject, question: VariableQuestion) -> Variable:
     """The last value at or before a step, of one rank: the first that has any, if none is named."""
-    entry = subject.site(question.site)
+    entry = _entry(subject, question.site)
     chosen = Selection(["not replaced", "kind in ('tensor', 'value')"])
     chosen.equal("module", entry.site.module).equal("slot", entry.site.slot)
     chosen.equal("call", entry.site.call)
@@ -75,6 +77,28 @@ def answer(subject: Subject, question: VariableQuestion) -> Variable:
         return bare
     chosen.equal("rank", when["rank"]).equal("step", when["step"])
     return _filled(subject, question, chosen, bare)
+
+
+def plain(subject: Subject, module: str | None = None) -> list[Entry]:
+    """Variables, of a module or of all, that never were a tensor: no site tells of them."""
+    chosen = Selection(["not replaced", "kind = 'value'"]).equal("module", module)
+    rows = subject.ask(
+        f"select module, call, slot from traces where {chosen.where} group by all "
+        f"order by min(step), min(ordinal) limit {_MAX_PLAIN}",
+        chosen.parameters,
+    ).to_pylist()
+    sites = [Site(str(r["module"] or ""), "local", r["call"] or 0, str(r["slot"])) for r in rows]
+    known = subject.structure.by_name
+    return [Entry(site, "", (), "") for site in sites if site.name not in known]
+
+
+def _entry(subject: Subject, id: str) -> Entry:
+    """The site with that id, or the variable that has none."""
+    if id not in subject.structure.by_id:
+        for entry in plain(subject):
+            if ids.of_name(entry.site.name) == id:
+                return entry
+    return subject.site(id)
 
 
 def _filled(

@@ -172,6 +172,7 @@ function Body({ run, data }: { run: string; data: Panel }) {
 function Section({ run, section }: { run: string; section: PanelSection }) {
   const app = useApp();
   const isClosed = app.state.value.closed.includes(section.kind);
+  const many = section.sites.length + section.plain.length;
   const toggle = () => {
     const { closed } = app.state.peek();
     app.set({
@@ -184,7 +185,7 @@ function Section({ run, section }: { run: string; section: PanelSection }) {
         <button type="button" class="section-title" aria-expanded={!isClosed} onClick={toggle}>
           <Icon name={isClosed ? "right" : "down"} size={12} />
           {section.title}
-          <span class="dim">{section.sites.length > 1 ? section.sites.length : ""}</span>
+          <span class="dim">{many > 1 ? many : ""}</span>
         </button>
       </h3>
       {!isClosed &&
@@ -192,6 +193,15 @@ function Section({ run, section }: { run: string; section: PanelSection }) {
           <Fragment key={site.id}>
             <Kymo run={run} site={site} />
             {site.kind === "local" && <VariableView run={run} site={site} />}
+          </Fragment>
+        ))}
+      {!isClosed &&
+        section.plain.map((site) => (
+          <Fragment key={site.id}>
+            <div class="plain-name cut" title={site.name}>
+              {site.label}
+            </div>
+            <VariableView run={run} site={site} />
           </Fragment>
         ))}
     </section>

@@ -108,11 +108,15 @@ class GraphLevel:
 
 @dataclass(frozen=True, slots=True)
 class PanelSection:
-    """Sites of one kind of a pinned module, in order of call and slot."""
+    """Sites of one kind of a pinned module, in order of call and slot.
+
+    `plain` are traced variables that never were a tensor: they have values, and nothing over time.
+    """
 
     kind: str
     title: str
     sites: tuple[SiteRef, ...]
+    plain: tuple[SiteRef, ...]
 
 
 @dataclass(frozen=True, slots=True)
