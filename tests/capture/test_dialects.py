@@ -27,7 +27,8 @@ for name in ("one", "two"):
             optimizer.zero_grad()
     run = sonde.open(sys.argv[1] + "/" + name)
     assert run.merge("1", kind="output").count == 3 * 16 * 8
-    assert any("plain torch operations" in text for text in run.sql('select message from events')["message"])
+    told = run.sql("select message from events")["message"]
+    assert any("plain torch operations" in text for text in told)
 """
 
 
