@@ -13,6 +13,7 @@ they do exactly what they did. Everything that captures goes through them: `torc
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Sequence
@@ -72,7 +73,8 @@ class Graphs:
         """Hear of no graph any more; those that there are write nothing."""
         _forget(self)
         for captured in self._known.values():
-            _open(captured, False)
+            with contextlib.suppress(Exception):  # the device may be gone by now
+                _open(captured, False)
         self._known.clear()
 
     def begins(self) -> None:
