@@ -12,6 +12,9 @@ happen inside of them too. `cpu_ratio` is the same for the processor time of the
 is done in the background included (in other processes, as wandb does, not); threads that spin while
 they wait count too, so it says most with OMP_NUM_THREADS=1.
 
+`times_sonde` is the time that a variant adds, over what Sonde adds when it captures the same kinds
+of tensors (each tensor whole, and more of it).
+
 Variants that take several plain steps per step get shorter blocks. One that cannot be run here
 is in the results with the reason. `make bench` installs all of them.
 """
@@ -76,6 +79,8 @@ class Variant:
     captures: str
     start: Start
     package: str = "sonde"
+    like: str = ""
+    """The variant of Sonde that captures what this one does, to which its cost is compared."""
 
 
 @dataclass
@@ -100,7 +105,7 @@ def plain(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> I
     yield Watcher()
 
 
-def with_sonde(log: str, every: object) -> Start:
+def with_sonde(log: str | tuple[str, ...], every: object) -> Start:
     @contextmanager
     def start(
         model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path
@@ -214,23 +219,40 @@ def make_dot(folder: Path) -> None:
 ALL = "inputs, outputs, their gradients, parameters, gradients, updates, optimizer state: sketches"
 DEFAULT = "outputs, their gradients, parameters, gradients, updates, optimizer state: sketches"
 FULL = "sonde, all kinds, every step"
+AS_WANDB = "sonde, what wandb.watch captures"
+AS_TENSORBOARD = "sonde, what add_histogram captures"
+AS_TORCHEXPLORER = "sonde, what torchexplorer captures"
+FLOWING = ("input", "output", "input_grad", "output_grad")
 VARIANTS = (
     Variant("plain", "nothing", plain),
     Variant(FULL, ALL, with_sonde("all", 1)),
     Variant("sonde, default kinds, every step", DEFAULT, with_sonde("default", 1)),
     Variant("sonde, all kinds, every 10th step", ALL, with_sonde("all", 10)),
     Variant("sonde, watching, no step due", "nothing", with_sonde("all", lambda _: False)),
+    Variant(AS_WANDB, "parameters, gradients: sketches", with_sonde(("param", "param_grad"), 1)),
+    Variant(
+        AS_TENSORBOARD,
+        "outputs, parameters, gradients: sketches",
+        with_sonde(("output", "param", "param_grad"), 1),
+    ),
+    Variant(
+        AS_TORCHEXPLORER,
+        "inputs, outputs, their gradients, parameters, gradients: sketches",
+        with_sonde((*FLOWING, "param", "param_grad"), 1),
+    ),
     Variant(
         "wandb.watch, log='all', log_freq=1",
         "parameters, gradients: 64 bins",
         with_wandb,
         "wandb",
+        AS_WANDB,
     ),
     Variant(
         "torch-module-monitor, every step",
         "outputs, parameters, gradients: norm",
         with_module_monitor,
         "torch-module-monitor",
+        AS_TENSORBOARD,
     ),
     Variant(
         "torchexplorer, log_freq=1, backend='none'",
@@ -238,12 +260,14 @@ VARIANTS = (
         "input and output gradients: 30 bins of norms",
         with_torchexplorer,
         "torchexplorer",
+        AS_TORCHEXPLORER,
     ),
     Variant(
         "TensorBoard add_histogram, every step",
         "outputs, parameters, gradients: some 1,500 bins at most",
         with_tensorboard,
         "tensorboard",
+        AS_TENSORBOARD,
     ),
 )
 
@@ -256,11 +280,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--block", type=int, default=20, help="steps, a multiple of 10")
     parser.add_argument("--model", choices=MODELS, action="append", help="default: all")
+    parser.add_argument("--only", default="", help="plain, and the variants that begin with this")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/overhead-cpu.csv"))
     arguments = parser.parse_args()
     rows: list[dict[str, object]] = []
     for name in arguments.model or MODELS:
-        rows += measure(name, arguments.rounds, arguments.block)
+        rows += measure(name, arguments.rounds, arguments.block, arguments.only)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     with arguments.out.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
@@ -269,8 +294,9 @@ def main() -> None:
     print(f"\n{len(rows)} rows to {arguments.out}")
 
 
-def measure(name: str, rounds: int, block: int) -> list[dict[str, object]]:
+def measure(name: str, rounds: int, block: int, only: str) -> list[dict[str, object]]:
     """All variants on one model; a row for each."""
+    variants = [v for v in VARIANTS if v.name == "plain" or v.name.startswith(only)]
     shape, batch = MODELS[name]
     about = surroundings(name)
     problems: dict[str, str] = {}
@@ -278,7 +304,7 @@ def measure(name: str, rounds: int, block: int) -> list[dict[str, object]]:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         contenders: list[Contender] = []
         plain_s = 0.0
-        for i, variant in enumerate(VARIANTS):
+        for i, variant in enumerate(variants):
             own = Path(folder, str(i))
             own.mkdir()
             try:
@@ -297,7 +323,7 @@ def measure(name: str, rounds: int, block: int) -> list[dict[str, object]]:
             for contender in contenders[start:] + contenders[:start]:
                 run_block(contender, ids, contender.block)
         print(file=sys.stderr)
-    return [about | row for row in report(contenders, problems, rounds)]
+    return [about | row for row in report(variants, contenders, problems, rounds)]
 
 
 def enter(stack: ExitStack, variant: Variant, shape: Shape, folder: Path) -> Contender:
@@ -346,14 +372,13 @@ def train(contender: Contender, ids: Tensor) -> None:
 
 
 def report(
-    contenders: list[Contender], problems: dict[str, str], rounds: int
+    variants: list[Variant], contenders: list[Contender], problems: dict[str, str], rounds: int
 ) -> list[dict[str, object]]:
     """A row per variant, in order, printed as well."""
     measured = {contender.variant.name: contender for contender in contenders}
     base = measured["plain"]
-    full_s = statistics.median(measured[FULL].seconds) - statistics.median(base.seconds)
     rows = []
-    for variant in VARIANTS:
+    for variant in variants:
         row: dict[str, object] = {
             "variant": variant.name,
             "version": version(variant.package),
@@ -363,13 +388,15 @@ def report(
         }
         if variant.name in measured:
             contender = measured[variant.name]
-            row |= figures(contender, base, full_s)
+            like = measured[variant.like or FULL]
+            own_s = statistics.median(like.seconds) - statistics.median(base.seconds)
+            row |= figures(contender, base, own_s)
         rows.append(row)
         print(line(row))
     return rows
 
 
-def figures(contender: Contender, base: Contender, full_s: float) -> dict[str, object]:
+def figures(contender: Contender, base: Contender, own_s: float) -> dict[str, object]:
     median_s, base_s = statistics.median(contender.seconds), statistics.median(base.seconds)
     ratios = [s / b for s, b in zip(contender.seconds, base.seconds, strict=True)]
     low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
@@ -381,7 +408,7 @@ def figures(contender: Contender, base: Contender, full_s: float) -> dict[str, o
         "ratio_high": f"{high:.3f}",
         "cpu_ratio": f"{cpu:.3f}",
         "added_ms": f"{1e3 * (median_s - base_s):.2f}",
-        "times_sonde": f"{(median_s - base_s) / full_s:.2f}" if full_s > 0 else "",
+        "times_sonde": f"{(median_s - base_s) / own_s:.2f}" if own_s > 0 else "",
         "block": contender.block,
     }
 
