@@ -48,6 +48,11 @@ def training(tmp_path):
     process.wait()
 
 
+def is_of_panel(asked):
+    """Whether a request, or its address, asks for what a panel shows."""
+    return "/api/kymograph" in str(asked) or "/api/lines" in str(asked)
+
+
 def step_beyond(page, step):
     """The first step that the page shows after this one, by itself."""
     page.wait_for_function(f"() => ({STEP})() > {step}", timeout=SLOW_MS)
@@ -70,16 +75,16 @@ def test_new_steps_appear_within_four_seconds_without_a_reload(training, start, 
 
     # Panels follow, and only what came since is asked for.
     columns = page.locator('[data-pin="A"] .kymo-body').first
-    before = int(columns.get_attribute("data-last"))
     asked = len(page.seen.requests)
+    with page.expect_request(is_of_panel, timeout=SLOW_MS):
+        before = int(columns.get_attribute("data-last"))
     page.wait_for_function(
         """before => +document.querySelector('#sonde').shadowRoot
           .querySelector('[data-pin="A"] .kymo-body').dataset.last > before""",
         arg=before,
         timeout=SLOW_MS,
     )
-    later = [u for u in page.seen.requests[asked:] if "/api/kymograph" in u or "/api/lines" in u]
-    assert later
+    later = [u for u in page.seen.requests[asked:] if is_of_panel(u)]
     assert all("after=" in u for u in later), later
 
     # Paused, the page stands still and counts.

@@ -109,6 +109,25 @@ class SlowFiles(CountingFiles):
         return method(*args)
 
 
+class HeldFiles(CountingFiles):
+    """A disk that hangs after `hold()`: writes wait until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let_go = threading.Event()
+        self.let_go.set()
+        self.is_held = threading.Event()
+
+    def hold(self) -> None:
+        self.let_go.clear()
+
+    def perform(self, name, n, method, args):
+        if name == "write" and not self.let_go.is_set():
+            self.is_held.set()
+            assert self.let_go.wait(60)
+        return method(*args)
+
+
 class LinklessFiles(CountingFiles):
     """A file system without hard links."""
 

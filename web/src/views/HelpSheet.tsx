@@ -1,6 +1,6 @@
 /** The sheet of keys, made from the same table as the keys themselves. */
 
-import { useEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef } from "preact/hooks";
 import { put } from "../app/app";
 import { useApp } from "../app/hooks";
 import { BINDINGS } from "../core/keys";
@@ -14,7 +14,7 @@ export function HelpSheet() {
 
 function OpenSheet({ onClose }: { onClose: () => void }) {
   const box = useRef<HTMLDivElement>(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     const root = box.current!.getRootNode() as ShadowRoot;
     const before = root.activeElement as HTMLElement | null;
     box.current!.focus();

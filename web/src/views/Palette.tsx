@@ -1,7 +1,7 @@
 /** Search: modules, commands, runs. `/` finds modules alone. */
 
 import { useSignal } from "@preact/signals";
-import { useEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef } from "preact/hooks";
 import type { Hit } from "../api.gen";
 import { useApp, useQuery, useSettled } from "../app/hooks";
 import { perform } from "../app/keyboard";
@@ -37,7 +37,8 @@ function OpenPalette({ isModulesOnly }: { isModulesOnly: boolean }) {
   const { data } = useQuery("search", run && settled ? { run, q: settled, limit: 30 } : null, {
     isFixed: true,
   }).value;
-  useEffect(() => {
+  // Before the next key arrives: who types "/mlp" in one go means all four.
+  useLayoutEffect(() => {
     const root = input.current!.getRootNode() as ShadowRoot;
     const before = root.activeElement as HTMLElement | null;
     input.current!.focus();
