@@ -129,27 +129,31 @@ def with_wandb(
     run.finish()
 
 
-@contextmanager
-def with_module_monitor(
-    model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path
-) -> Iterator[Watcher]:
-    from torch_module_monitor import ModuleMonitor
+def with_module_monitor(metrics: dict[str, Callable[[Tensor], Tensor]]) -> Start:
+    @contextmanager
+    def start(
+        model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path
+    ) -> Iterator[Watcher]:
+        from torch_module_monitor import ModuleMonitor
 
-    monitor = ModuleMonitor(monitor_step_fn=lambda _: True)
-    monitor.set_module(model)
-    monitor.add_activation_metric("norm", lambda x: x.norm())
-    monitor.add_parameter_metric("norm", lambda x: x.norm())
-    monitor.add_gradient_metric("norm", lambda x: x.norm())
+        monitor = ModuleMonitor(monitor_step_fn=lambda _: True)
+        monitor.set_module(model)
+        for name, metric in metrics.items():
+            monitor.add_activation_metric(name, metric)
+            monitor.add_parameter_metric(name, metric)
+            monitor.add_gradient_metric(name, metric)
 
-    def graded(_: int) -> None:
-        monitor.monitor_parameters()
-        monitor.monitor_gradients()
+        def graded(_: int) -> None:
+            monitor.monitor_parameters()
+            monitor.monitor_gradients()
 
-    def end(_step: int, loss: Tensor) -> None:
-        monitor.end_step()
-        monitor.get_step_metrics()
+        def end(_step: int, loss: Tensor) -> None:
+            monitor.end_step()
+            monitor.get_step_metrics()
 
-    yield Watcher(begin=monitor.begin_step, graded=graded, end=end)
+        yield Watcher(begin=monitor.begin_step, graded=graded, end=end)
+
+    return start
 
 
 @contextmanager
@@ -222,6 +226,16 @@ FULL = "sonde, all kinds, every step"
 AS_WANDB = "sonde, what wandb.watch captures"
 AS_TENSORBOARD = "sonde, what add_histogram captures"
 AS_TORCHEXPLORER = "sonde, what torchexplorer captures"
+SEVEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": lambda x: x.mean(),
+    "std": lambda x: x.std(),
+    "var": lambda x: x.var(),
+    "norm": lambda x: x.norm(),
+    "min": lambda x: x.min(),
+    "max": lambda x: x.max(),
+    "abs_mean": lambda x: x.abs().mean(),
+}
+"""The statistics of TorchWatcher."""
 FLOWING = ("input", "output", "input_grad", "output_grad")
 VARIANTS = (
     Variant("plain", "nothing", plain),
@@ -248,9 +262,16 @@ VARIANTS = (
         AS_WANDB,
     ),
     Variant(
-        "torch-module-monitor, every step",
+        "torch-module-monitor, norm",
         "outputs, parameters, gradients: norm",
-        with_module_monitor,
+        with_module_monitor({"norm": lambda x: x.norm()}),
+        "torch-module-monitor",
+        AS_TENSORBOARD,
+    ),
+    Variant(
+        "torch-module-monitor, seven statistics",
+        "outputs, parameters, gradients: mean, std, var, norm, min, max, mean of absolutes",
+        with_module_monitor(SEVEN),
         "torch-module-monitor",
         AS_TENSORBOARD,
     ),

@@ -189,7 +189,8 @@ def turn(each: Contender, x: Tensor, *, is_plain_first: bool, counts: bool) -> N
 
 def rows(contenders: list[Contender]) -> Iterator[dict[str, object]]:
     for each in contenders:
-        ratios = [a / b for a, b in zip(each.traced_s, each.plain_s, strict=True)]
+        pairs = zip(each.traced_s, each.plain_s, strict=True)
+        ratios = [a / b for a, b in pairs if b > 0]  # a virtual machine's clock may stand still
         low, middle, high = statistics.quantiles(ratios, n=4)
         own, plain = statistics.median(each.traced_s), statistics.median(each.plain_s)
         yield {

@@ -402,6 +402,14 @@ def test_pack_refuses_what_it_cannot_read():
         c.pack(table, np.array([1, 1]))
 
 
+@given(a=st.binary(max_size=100), b=st.binary(max_size=100), repeat=st.sampled_from((1, 1000)))
+def test_memory_is_the_same_where_its_bytes_are(a, b, repeat):
+    first, second = (np.frombuffer(each * repeat + b"!", np.uint8) for each in (a, b))
+    n = min(len(first), len(second))
+    found = c.same(first.ctypes.data, second.ctypes.data, n)
+    assert found is (first[:n].tobytes() == second[:n].tobytes())
+
+
 def test_wrong_arguments_are_named():
     row = address(new_row())
     with pytest.raises(ValueError, match="`dtype` must be a code"):

@@ -33,11 +33,8 @@ class Log:
     names = None
     strangers = frozenset()
 
-    def concerns(self, first):
-        self.firsts.append(first)
-        return True
-
     def start(self, frame, first):
+        self.firsts.append(first)
         call = {"changes": [], "end": None, "last": 0, "values": {}, "yields": []}
         self.open[id(frame)] = call
         self.calls.append(call)
@@ -115,8 +112,9 @@ def test_each_change_is_seen_once_with_the_line_that_made_it():
 
 def test_calls_are_chosen_by_their_first_argument():
     class Choosy(Log):
-        def concerns(self, first):
-            return first == 2
+        def start(self, frame, first):
+            if first == 2:
+                super().start(frame, first)
 
     def plain(a, b=0):
         return a
@@ -511,15 +509,15 @@ def test_values_are_not_kept_alive_by_looking_at_them():
     assert alive == [False]
 
 
-def test_an_argument_is_not_kept_alive_by_asking_whether_a_call_concerns():
+def test_an_argument_is_not_kept_alive_by_telling_of_it():
     class Thing:
         pass
 
     class Indifferent(Log):
         names = ("y",)
 
-        def concerns(self, first):
-            return False
+        def start(self, frame, first):
+            pass
 
     seen = []
 

@@ -20,6 +20,8 @@ the memory alive and the row to themselves until the call returns.
         0. Two tensors may share a row, at the price of a single thread.
     merge(row, other)
         Add one row to another.
+    same(a, b, n_bytes)
+        Whether two stretches of memory hold the same bytes.
     launch(entry, function, blocks, threads, stream, *arguments)
         Launch a function on a CUDA device through the driver's entry at that address; the driver's
         error, or 0.
@@ -54,6 +56,7 @@ try:
         launch,
         merge,
         paths,
+        same,
         thread_runtime,
         use_path,
     )
@@ -74,6 +77,7 @@ __all__ = [
     "merge",
     "pack",
     "paths",
+    "same",
     "thread_runtime",
     "use_path",
 ]

@@ -1,4 +1,4 @@
-"""Flow: from where on in a function a variable can have a value at all.
+"""Flow: where in a function a variable can have a value at all, and where it cannot change.
 
 A loop over a hundred layers before `y` is assigned need not be looked at line by line for `y`.
 """
@@ -11,6 +11,7 @@ from inspect import CO_OPTIMIZED, CO_VARARGS, CO_VARKEYWORDS
 from types import CodeType
 
 _NEVER = 1 << 30
+_IDLE = frozenset({"LOAD_CONST", "LOAD_FAST", "LOAD_FAST_BORROW", "RETURN_CONST", "RETURN_VALUE"})
 
 
 def first_line_start(code: CodeType, names: Collection[str] | None) -> int:
@@ -44,6 +45,18 @@ def quiet_lines(code: CodeType, first: int) -> frozenset[int]:
     for offset, line in dis.findlinestarts(code):
         (before if offset < first else after).add(line)
     return frozenset(line for line in before - after if line is not None)
+
+
+def bare_lines(code: CodeType) -> frozenset[int]:
+    """The lines that return a variable or a constant and do nothing else."""
+    found: dict[int, bool] = {}
+    line: int | None = None
+    starts = dict(dis.findlinestarts(code))
+    for instruction in dis.get_instructions(code):
+        line = starts.get(instruction.offset, line)
+        if line is not None:
+            found[line] = found.get(line, True) and instruction.opname in _IDLE
+    return frozenset(line for line, is_bare in found.items() if is_bare)
 
 
 def _arguments(code: CodeType) -> tuple[str, ...]:

@@ -45,11 +45,9 @@ class Probe(Protocol):
         """The `id` of first arguments that are known to be of no concern."""
         ...
 
-    def concerns(self, first: Any) -> bool:
-        """Whether to follow a call that begins with this first argument (None: it has none)."""
-
     def start(self, frame: FrameType, first: Any) -> None:
-        """A call begins: its arguments are in place, the first of them being this."""
+        """A call begins: its arguments are in place, the first of them being this, if it has one.
+        More is told only of calls that are put into `open`."""
 
     def line(self, frame: FrameType, line: int) -> None:
         """A line is about to run, or to go on after an inner one."""
@@ -296,8 +294,7 @@ class _Relay:
 
     def _start(self, first: object) -> None:
         for probe in self.probes:
-            if probe.concerns(first):
-                probe.start(sys._getframe(1), first)
+            probe.start(sys._getframe(1), first)
 
     def _line(self, line: int) -> None:
         for probe in self.probes:

@@ -104,8 +104,7 @@ class Monitor:
         found = self._firsts[id(code)].read(frame)
         first = found[0][1] if found else None
         for probe in probes:
-            if probe.concerns(first):
-                probe.start(frame, first)
+            probe.start(frame, first)
 
     def _line(self, code: CodeType, line: int) -> object:
         if line in self._quiet.get(id(code), ()):

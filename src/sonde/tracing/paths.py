@@ -39,6 +39,8 @@ class Path:
     text: str
     parts: tuple[str, ...]
     is_grad: bool = False
+    is_any: bool = False
+    """Whether it ends in a wildcard, which stands for values and not for modules."""
 
 
 def parse(text: object) -> Path:
@@ -55,7 +57,7 @@ def parse(text: object) -> Path:
         raise SondeError(
             f"`{text}` has an empty component. Paths look like `forward.x` or `encoder.1`."
         )
-    return Path(text, parts, is_grad=plain != text)
+    return Path(text, parts, is_grad=plain != text, is_any=is_wild(parts[-1]))
 
 
 def under(name: str, *parts: str) -> str:

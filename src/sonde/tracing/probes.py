@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import FrameType, FunctionType
 from typing import Any, Final
 
-from sonde.tracing.flow import first_line_start
+from sonde.tracing.flow import bare_lines, first_line_start
 from sonde.tracing.mechanism import Calls, Locals, names_in, observe
 from sonde.tracing.methods import Receives, receiver_in
 from sonde.tracing.paths import ANY_DEPTH, RETURN, is_wild, matches, under
@@ -32,10 +32,13 @@ class _Spot:
     """One method of one module: which of its variables are wanted."""
 
     name: str
-    variables: dict[str, list[Place]] = field(default_factory=dict)
+    variables: dict[str, list[tuple[Place, tuple[str, ...]]]] = field(default_factory=dict)
+    """The places of each, with the way from there into its value."""
     returns: list[Place] = field(default_factory=list)
     is_bound: bool = False
     """Whether a variable may have a value from the start."""
+    bare: frozenset[int] = frozenset()
+    """Lines that only return: what was looked at before such a line is still the same after it."""
     whole: frozenset[str] = frozenset()
     """Variables of which nothing inside is wanted: they change when they are another object, or
     when that object has changed."""
@@ -53,6 +56,7 @@ class MethodProbe:
         self._receiver, self._is_starred = receiver_in(self._code)
         self._first = Locals(self._code, [self._receiver] if self._receiver else [])
         self._is_told_apart = receives == "instance" and not self._is_starred
+        self._is_generator = bool(self._code.co_flags & inspect.CO_GENERATOR)
         self._known = tracer.framework.known_keys
         self._nature = tracer.framework.nature
         self._spots: dict[int, _Spot] = {}
@@ -74,12 +78,13 @@ class MethodProbe:
             skipped = self._receiver if is_wild(wanted) and len(place.inner) == 1 else None
             for name in names_in(self._code):
                 if name != skipped and (wanted == ANY_DEPTH or matches(wanted, name)):
-                    spot.variables.setdefault(name, []).append(place)
+                    rest = place.inner if wanted == ANY_DEPTH else place.inner[1:]
+                    spot.variables.setdefault(name, []).append((place, rest))
         spot.whole = frozenset(
-            name
-            for name, places in spot.variables.items()
-            if all(len(p.inner) == 1 and p.inner[0] != ANY_DEPTH for p in places)
+            name for name, places in spot.variables.items() if not any(rest for _, rest in places)
         )
+        is_whole = len(spot.whole) == len(spot.variables)
+        spot.bare = bare_lines(self._code) if is_whole else frozenset()
         spot.locals = Locals(self._code, spot.variables) if spot.variables else None
         self.names.update(spot.variables)
         spot.is_bound = first_line_start(self._code, spot.variables) == 0
@@ -91,23 +96,18 @@ class MethodProbe:
 
     # -- what the mechanism tells --------------------------------------------------------------
 
-    def concerns(self, first: Any) -> bool:
+    def start(self, frame: FrameType, first: Any) -> None:
         tracer = self._tracer
         if not tracer.is_on:
-            return False
-        if not self._is_told_apart:
-            return True
-        key = id(first)
-        if key in self._spots:
-            return True
-        # The other modules of the class come by here, and should not pay for being asked.
-        return key not in self._known and tracer.framework.receiver_key(first) in self._spots
-
-    def start(self, frame: FrameType, first: Any) -> None:
-        self.open.pop(id(frame), None)
-        tracer = self._tracer
+            return
         try:
-            spot = self._spot_of(frame, first)
+            spot = self._spots.get(id(first)) if self._is_told_apart else None
+            if spot is None:
+                # The other modules of the class come by here, and should not pay for it.
+                if self._is_told_apart and id(first) in self._known:
+                    return
+                spot = self._spot_of(frame, first)
+            self.open.pop(id(frame), None)
             if spot is None or tracer.framework.is_redone():
                 return
             if len(self.open) >= _MAX_OPEN:
@@ -142,8 +142,10 @@ class MethodProbe:
             call.is_ending = True
             if call.is_starting:  # lines before there is anything to look at are not told of
                 call.line = frame.f_lineno
-            self._look(frame, spot, call)
-            if value is not None or not self._code.co_flags & inspect.CO_GENERATOR:
+                self._look(frame, spot, call)
+            elif call.line not in spot.bare:
+                self._look(frame, spot, call)
+            if spot.returns and (value is not None or not self._is_generator):
                 self._result(spot, call, value)
         except Exception as error:
             self._failed(frame, spot, error)
@@ -186,8 +188,7 @@ class MethodProbe:
                 if before[0] is value and before[1] == stamp(value, self._nature):
                     continue
                 del known[name]
-            for place in spot.variables[name]:
-                rest = place.inner if place.inner[0] == ANY_DEPTH else place.inner[1:]
+            for place, rest in spot.variables[name]:
                 self._tracer.look(place, name, value, rest, call)
             if name in spot.whole:
                 now = stamp(value, self._nature)

@@ -58,11 +58,6 @@ class Place:
     inner: tuple[str, ...] = ()
 
     @property
-    def is_any(self) -> bool:
-        """Whether the path ends in a wildcard, which stands for values and not for modules."""
-        return is_wild(self.path.parts[-1])
-
-    @property
     def key(self) -> tuple[object, ...]:
         name = self.method.name if self.method else None
         return (self.path.text, id(self.module), name, self.inner)

@@ -23,7 +23,6 @@ from sonde.tracing.results import Moment
 from sonde.tracing.troubles import Troubles
 from sonde.tracing.values import (
     Flag,
-    Look,
     Nature,
     OutOfRoomError,
     RefusedError,
@@ -134,6 +133,7 @@ class Tracer:
     ) -> None:
         """`is_patient`: windows may be larger than asked for; see `release`."""
         self.framework = framework
+        self._nature = framework.nature
         self.troubles = troubles
         self.is_on = False
         self.iteration = 0
@@ -192,7 +192,7 @@ class Tracer:
             number = self._calls.get(place_key, 0)
             self._calls[place_key] = number + 1
             assert self._now is not None
-            return Call(Moment(*self._now, number), line)
+            return Call(tuple.__new__(Moment, (*self._now, number)), line)
 
     def close(self) -> None:
         """Hand over what is left; capture nothing more."""
@@ -226,8 +226,10 @@ class Tracer:
         self._now = (iteration, phase)
         self.iteration = iteration
         self._calls.clear()
-        self._remove_handles()
-        self.troubles.catch_up()
+        if self._handles:
+            self._remove_handles()
+        if self.troubles.waiting:
+            self.troubles.catch_up()
         is_wanted = phase in self._phases
         if is_wanted:
             number = self._ticks // self._gather_every
@@ -252,7 +254,7 @@ class Tracer:
     def look(self, place: Place, name: str, value: Any, rest: Sequence[str], call: Call) -> None:
         """See what is inside of a variable, along the rest of the path."""
         if not rest:
-            if not (place.is_any and self.framework.nature.is_module(value)):
+            if not (place.path.is_any and self.framework.nature.is_module(value)):
                 self.see(place, (name,) if name else (), value, call)
             return
         is_found = False
@@ -280,7 +282,7 @@ class Tracer:
             kept = None if self._always else channel.snapshot
             if call.is_starting and len(way) > 1:
                 call.lasting.add(channel)
-        now = self._compare(channel, value, call.moment, call.line, kept, quick=quick)
+        now = self._compare(channel, value, call.moment, call.line, kept, quick)
         if now is not None:
             call.met[channel] = now
         else:
@@ -297,7 +299,6 @@ class Tracer:
         moment: Moment,
         line: int,
         kept: Snapshot | None,
-        *,
         quick: bool = False,
     ) -> Snapshot | None:
         """Keep the value if it differs from what was kept; what it equals now."""
@@ -306,11 +307,10 @@ class Tracer:
                 return None
             flags: list[Flag] = []
             if kept is not None:
-                comparison = Look(self.framework.nature, quick=quick)
-                if not kept.differs(value, comparison):
-                    if not comparison.flags:
-                        return kept
-                    flags = comparison.flags
+                if kept.differs(value, self._nature, flags, quick):
+                    flags = []
+                elif not flags:
+                    return kept
             return self._keep(channel, value, moment, line, flags)
 
     def _keep(
@@ -320,7 +320,8 @@ class Tracer:
         before = channel.snapshot.size_bytes if channel.snapshot else 0
         try:
             # Twice: what is handed on, and what the next value is compared with.
-            taken = snapshot(value, self.framework.nature, (budget.room_bytes + before) // 2)
+            room = budget.limit_bytes - budget.held_bytes + before
+            taken = snapshot(value, self._nature, room // 2)
         except OutOfRoomError as error:
             self.troubles.refuse(name, self._no_room(error.size_bytes), step=moment.iteration)
             return None

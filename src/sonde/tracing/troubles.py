@@ -22,7 +22,8 @@ class Troubles:
         self.background = -1
         """The thread whose warnings wait for another: Python shows them only where a user looks."""
         self._said: set[str] = set()
-        self._waiting: list[str] = []
+        self.waiting: list[str] = []
+        """What is still to be said; see `catch_up`."""
         self._lock = threading.Lock()
 
     def refuse(self, name: str, reason: str, *, step: int) -> None:
@@ -56,25 +57,25 @@ class Troubles:
             if text in self._said:
                 return
             self._said.add(text)
-            self._waiting.append(text)
+            self.waiting.append(text)
         self.catch_up()
 
     def catch_up(self) -> None:
         """Say what has to be said, as far as that is possible here and now."""
-        if not self._waiting or threading.get_ident() == self.background:
+        if not self.waiting or threading.get_ident() == self.background:
             return
         with self._lock:
-            waiting, self._waiting = self._waiting, []
+            waiting, self.waiting = self.waiting, []
         for text in waiting:
             try:
                 warnings.warn(text, SondeWarning, stacklevel=3)
             except SondeWarning:
                 with self._lock:
-                    self._waiting.append(text)
+                    self.waiting.append(text)
 
     def say(self) -> None:
         """Say what is left. Raises where warnings are errors: not to be called inside of a hook."""
         with self._lock:
-            waiting, self._waiting = self._waiting, []
+            waiting, self.waiting = self.waiting, []
         for text in waiting:
             warnings.warn(text, SondeWarning, stacklevel=3)

@@ -86,20 +86,6 @@ class ObjectCopy:
         return f"<copy of {self.type_name}: {inside}>"
 
 
-class Look:
-    """One comparison. `quick`: a tensor that is the same object at the same version is unchanged.
-
-    `flags` are those tensors of which it is not known yet whether they are the same.
-    """
-
-    __slots__ = ("flags", "nature", "quick")
-
-    def __init__(self, nature: Nature, *, quick: bool) -> None:
-        self.nature = nature
-        self.quick = quick
-        self.flags: list[Flag] = []
-
-
 class Snapshot(Protocol):
     """A value as it was."""
 
@@ -111,8 +97,12 @@ class Snapshot(Protocol):
     @property
     def size_bytes(self) -> int: ...
 
-    def differs(self, value: Any, look: Look) -> bool:
-        """Whether the value is surely another one now; flags are left in `look`."""
+    def differs(self, value: Any, nature: Nature, flags: list[Flag], quick: bool) -> bool:
+        """Whether the value is surely another one now.
+
+        `flags`: where to note those tensors of which it is not known yet whether they are the same.
+        `quick`: a tensor that is the same object at the same version is unchanged.
+        """
         ...
 
 
@@ -122,8 +112,9 @@ def snapshot(value: Any, nature: Nature, room_bytes: int) -> Snapshot:
     Raises:
         RefusedError: if it is larger than `room_bytes`, too long, or has no values.
     """
-    taking = _Taking(nature, room_bytes)
-    return taking.tensor(value) if nature.is_tensor(value) else taking.take(value, MAX_DEPTH)
+    if nature.is_tensor(value):
+        return _tensor(value, nature, room_bytes)
+    return _Taking(nature, room_bytes).take(value, MAX_DEPTH)
 
 
 def stamp(value: Any, nature: Nature) -> int | None:
@@ -147,7 +138,9 @@ class _Taking:
             return _Simple(value)
         nature = self._nature
         if nature.is_tensor(value):
-            return self.tensor(value)
+            taken = _tensor(value, nature, self._room_bytes)
+            self._room_bytes -= taken.size_bytes
+            return taken
         if isinstance(value, np.ndarray) and value.dtype != object:
             self._spend(value.nbytes)
             return _Array(value)
@@ -169,14 +162,6 @@ class _Taking:
                 f"it holds more than {MAX_ITEMS} items. Trace a part of it: name a key or an index."
             )
         return _Container(kind, keys, [self.take(item, depth - 1) for item in items], rebuild)
-
-    def tensor(self, value: Any) -> Snapshot:
-        reason = self._nature.refusal(value)
-        if reason is not None:
-            raise RefusedError(reason)
-        size = self._nature.size_bytes(value)
-        self._spend(size)
-        return _Tensor(value, self._nature, size)
 
     def _spend(self, size_bytes: int) -> None:
         if size_bytes > self._room_bytes:
@@ -203,7 +188,7 @@ class _Simple:
     def size_bytes(self) -> int:
         return len(self.value) if isinstance(self.value, str | bytes) else _SMALL_BYTES
 
-    def differs(self, value: Any, look: Look) -> bool:
+    def differs(self, value: Any, nature: Nature, flags: list[Flag], quick: bool) -> bool:
         kept = self.value
         if type(value) is not self._kind:
             return True
@@ -220,14 +205,14 @@ class _Tensor:
         self.value = nature.copy(value)
         self.size_bytes = size_bytes
         self._copy_version = nature.version(self.value)
-        self._remember(value, nature.version(value))
+        self._version = nature.version(value)
+        self._ref: Callable[[], Any] = ref(value)
 
-    def differs(self, value: Any, look: Look) -> bool:
-        nature = look.nature
+    def differs(self, value: Any, nature: Nature, flags: list[Flag], quick: bool) -> bool:
         if not nature.is_tensor(value):
             return True
-        version = nature.version(value)
-        if look.quick and version is not None and version == self._version and self._ref() is value:
+        is_same_object = quick and self._version is not None and self._ref() is value
+        if is_same_object and nature.version(value) == self._version:
             return False
         if nature.version(self.value) != self._copy_version:
             return True  # somebody wrote into the copy that we handed on
@@ -235,14 +220,21 @@ class _Tensor:
         if verdict is False:
             return True
         if verdict is True:
-            self._remember(value, version)
+            self._version = nature.version(value)
+            self._ref = ref(value)
         else:
-            look.flags.append(verdict)
+            flags.append(verdict)
         return False
 
-    def _remember(self, value: Any, version: int | None) -> None:
-        self._version = version
-        self._ref: Callable[[], Any] = ref(value)
+
+def _tensor(value: Any, nature: Nature, room_bytes: int) -> _Tensor:
+    reason = nature.refusal(value)
+    if reason is not None:
+        raise RefusedError(reason)
+    size_bytes = nature.size_bytes(value)
+    if size_bytes > room_bytes:
+        raise OutOfRoomError(size_bytes)
+    return _Tensor(value, nature, size_bytes)
 
 
 class _Array:
@@ -255,7 +247,7 @@ class _Array:
     def size_bytes(self) -> int:
         return int(self.value.nbytes)
 
-    def differs(self, value: Any, look: Look) -> bool:
+    def differs(self, value: Any, nature: Nature, flags: list[Flag], quick: bool) -> bool:
         kept = self.value
         if not isinstance(value, np.ndarray) or (value.dtype, value.shape) != (
             kept.dtype,
@@ -276,7 +268,7 @@ class _Opaque:
         self._id = id(value)
         self.value = ObjectCopy(_type_name(value), {}, _text(value))
 
-    def differs(self, value: Any, look: Look) -> bool:
+    def differs(self, value: Any, nature: Nature, flags: list[Flag], quick: bool) -> bool:
         return id(value) != self._id or _type_name(value) != self.value.type_name
 
 
@@ -303,17 +295,18 @@ class _Container:
     def size_bytes(self) -> int:
         return _SMALL_BYTES + sum(item.size_bytes for item in self._items)
 
-    def differs(self, value: Any, look: Look) -> bool:
+    def differs(self, value: Any, nature: Nature, flags: list[Flag], quick: bool) -> bool:
         if type(value) is not self._kind:
             return True
-        parts = _parts_of(value, look.nature)
+        parts = _parts_of(value, nature)
         if (
             parts is None
             or len(parts[2]) != len(self._items)
             or not _same_keys(parts[1], self._keys)
         ):
             return True
-        return any(s.differs(item, look) for s, item in zip(self._items, parts[2], strict=True))
+        pairs = zip(self._items, parts[2], strict=True)
+        return any(each.differs(item, nature, flags, quick) for each, item in pairs)
 
 
 _Parts = tuple[type, list[Any], list[Any], Callable[[list[Any], list[Any]], Any]]

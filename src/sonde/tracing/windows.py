@@ -74,10 +74,6 @@ class Budget:
         self.held_bytes = 0
         self._lock = threading.Lock()
 
-    @property
-    def room_bytes(self) -> int:
-        return self.limit_bytes - self.held_bytes
-
     def take(self, size_bytes: int) -> None:
         with self._lock:
             self.held_bytes += size_bytes

@@ -288,16 +288,13 @@ class PassClock:
         self._passes: dict[str, int] = {}
 
     def now(self) -> tuple[int, str]:
-        return self._first, self._phase()
+        return self._first, "train" if self._framework.is_training else "eval"
 
     def begin(self) -> tuple[int, str]:
-        phase = self._phase()
+        phase = "train" if self._framework.is_training else "eval"
         n = self._passes.get(phase, 0)
         self._passes[phase] = n + 1
         return self._first + n, phase
-
-    def _phase(self) -> str:
-        return "train" if self._framework.is_training else "eval"
 
 
 class WatchClock:

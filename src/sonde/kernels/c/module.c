@@ -163,6 +163,21 @@ static PyObject *add_many(PyObject *Py_UNUSED(self), Arguments arguments, Py_ssi
     Py_RETURN_NONE;
 }
 
+/* Whether two stretches of memory hold the same bytes. */
+static PyObject *same(PyObject *Py_UNUSED(self), Arguments arguments, Py_ssize_t n)
+{
+    int64_t a[3];
+    int is_same;
+    if (!take("same", arguments, n, 3, a))
+        return NULL;
+    if (a[2] < LET_OTHERS_RUN)
+        return PyBool_FromLong(!memcmp((void *)(intptr_t)a[0], (void *)(intptr_t)a[1], (size_t)a[2]));
+    Py_BEGIN_ALLOW_THREADS
+    is_same = !memcmp((void *)(intptr_t)a[0], (void *)(intptr_t)a[1], (size_t)a[2]);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(is_same);
+}
+
 static PyObject *merge(PyObject *Py_UNUSED(self), Arguments arguments, Py_ssize_t n)
 {
     int64_t a[2];
@@ -266,6 +281,7 @@ static PyMethodDef methods[] = {
     FAST(add_difference),
     FAST(add_many),
     FAST(merge),
+    FAST(same),
     FAST(count_bins),
     FAST(pack),
     FAST(launch),

@@ -30,8 +30,7 @@ class TorchFramework:
     def is_training(self) -> bool:
         return self.tree.root.training
 
-    def is_redone(self) -> bool:
-        return modules.is_redone()
+    is_redone = staticmethod(modules.is_redone)
 
     def receiver_key(self, receiver: Any) -> int:
         return self._receivers.key(receiver)

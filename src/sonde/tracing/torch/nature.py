@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sonde.kernels import c
 from sonde.kernels.torch import name_of
 from sonde.tracing.values import Flag, ObjectCopy
 
@@ -23,6 +24,7 @@ _BITS: Final = {
 _CONSTANTS: Final = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 _MAX_ROWS: Final = 1024
 
+_HAS_C: Final = c.available()
 _is_wrapped: Final = torch._C._functorch.is_functorch_wrapped_tensor
 _PLAIN: Final = (Tensor, nn.Parameter)
 
@@ -30,8 +32,8 @@ _PLAIN: Final = (Tensor, nn.Parameter)
 class TorchNature:
     """See `sonde.tracing.values.Nature`."""
 
-    def is_tensor(self, value: Any) -> bool:
-        return isinstance(value, Tensor)
+    is_tensor = staticmethod(Tensor.__instancecheck__)
+    """`isinstance` without a call of Python: it is asked for several times per value."""
 
     def is_module(self, value: Any) -> bool:
         return isinstance(value, nn.Module)
@@ -66,12 +68,20 @@ class TorchNature:
             # Not an inference tensor, which could not be changed by who gets it.
             with torch.inference_mode(mode=False):
                 return _copy(tensor)
+        if type(tensor) in _PLAIN and tensor.layout is torch.strided and tensor.is_contiguous():
+            return (tensor.detach() if tensor.requires_grad else tensor).clone()
         return _copy(tensor)
 
     def same(self, kept: Tensor, tensor: Tensor) -> bool | Flag:
         if type(tensor) in _PLAIN and tensor.is_cpu and kept.is_cpu and kept.dtype is tensor.dtype:
             bits = _BITS.get(tensor.dtype)
-            if bits is not None and _is_strided(tensor) and not tensor.is_neg():
+            is_dense = tensor.layout is torch.strided and not tensor.is_nested
+            if bits is not None and is_dense and not tensor.is_neg():
+                is_readable = tensor.is_contiguous() and not _is_wrapped(tensor)
+                if _HAS_C and is_readable and kept.is_contiguous():
+                    if kept.shape != tensor.shape:
+                        return False
+                    return c.same(kept.data_ptr(), tensor.data_ptr(), kept.nbytes)
                 now = tensor.detach() if tensor.requires_grad else tensor
                 return torch.equal(kept.view(bits), now.view(bits))
         now = tensor.detach()
@@ -176,8 +186,6 @@ def from_raw(dtype: str, shape: tuple[int, ...], data: Any) -> Tensor:  # Any: b
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    if type(tensor) in _PLAIN and tensor.layout is torch.strided and tensor.is_contiguous():
-        return tensor.detach().clone()
     found = local(tensor.detach())
     return (
         found.clone(memory_format=torch.contiguous_format) if _is_strided(found) else found.clone()
