@@ -135,7 +135,7 @@ class Locals:
         self._hidden = {} if _IS_PATCHED else _hidden(code)
         # Up to 3.12 a frame keeps a dict with copies of its variables, and so tensors beyond their
         # life. It is emptied after reading, unless the function may have it in hand.
-        self._keeps = (
+        self.keeps = (
             not _ARE_LOCALS_COPIED
             or not code.co_flags & inspect.CO_OPTIMIZED
             or not _ASKING_FOR_LOCALS.isdisjoint(code.co_names)
@@ -152,7 +152,7 @@ class Locals:
         for name in names:
             if name in values:
                 found.append((name, values[name]))  # noqa: PERF401  # faster for a few names
-        if not self._keeps:
+        if not self.keeps:
             values.clear()
         return found
 

@@ -21,15 +21,27 @@ _PREFERRED: Final = (4, 3, 5, 2, 1, 0)
 """Ids of tools; 0, 1 and 2 are meant for debuggers, coverage and profilers."""
 
 
+class _Watched:
+    """A code object that is observed, and by whom."""
+
+    __slots__ = ("clears", "code", "first", "probes", "quiet", "strangers")
+
+    def __init__(self, code: CodeType) -> None:
+        self.code = code
+        self.probes: tuple[Probe, ...] = ()
+        self.quiet: frozenset[int] = frozenset()
+        """Lines on which nobody has anything to look at; Python tells of each once."""
+        self.first = code.co_varnames[0] if code.co_argcount else None
+        self.clears = not Locals(code, ()).keeps
+        self.strangers: frozenset[int] = frozenset()
+        """The `id` of first arguments that are of no concern to the only probe."""
+
+
 class Monitor:
     """The one user of `sys.monitoring` in this process. Not thread-safe: the owner serialises."""
 
     def __init__(self) -> None:
-        self._probes: dict[int, tuple[Probe, ...]] = {}
-        self._codes: dict[int, CodeType] = {}
-        self._firsts: dict[int, Locals] = {}
-        self._quiet: dict[int, frozenset[int]] = {}
-        """Lines on which nobody has anything to look at; Python tells of each once."""
+        self._watched: dict[int, _Watched] = {}
         self._tool: int | None = None
 
     def add(self, code: CodeType, probe: Probe) -> None:
@@ -37,33 +49,30 @@ class Monitor:
         if self._tool is None:
             self._tool = self._claimed()
         events = _monitoring.events
-        key = id(code)
-        self._codes[key] = code
-        self._firsts[key] = Locals(code, code.co_varnames[:1] if code.co_argcount else ())
-        self._set_probes(key, (*self._probes.get(key, ()), probe))
+        watched = self._watched.setdefault(id(code), _Watched(code))
+        self._set_probes(watched, (*watched.probes, probe))
         wanted = events.PY_START | events.LINE | events.PY_RETURN | events.PY_YIELD
         _monitoring.set_local_events(self._tool, code, wanted)
 
     def discard(self, code: CodeType, probe: Probe) -> None:
         """Tell the probe no more; with the last one gone, Python runs as if nobody had come."""
-        key = id(code)
-        rest = tuple(p for p in self._probes.get(key, ()) if p is not probe)
-        if rest:
-            self._set_probes(key, rest)
+        watched = self._watched.get(id(code))
+        rest = tuple(p for p in watched.probes if p is not probe) if watched else ()
+        if watched is not None and rest:
+            self._set_probes(watched, rest)
             return
-        if self._probes.pop(key, None) is not None:
-            del self._codes[key], self._firsts[key], self._quiet[key]
+        if self._watched.pop(id(code), None) is not None:
             _monitoring.set_local_events(self._tool, code, 0)
-        if not self._probes and self._tool is not None:
+        if not self._watched and self._tool is not None:
             self._release(self._tool)
             self._tool = None
 
-    def _set_probes(self, key: int, probes: tuple[Probe, ...]) -> None:
-        code = self._codes[key]
-        first = min(first_line_start(code, probe.names) for probe in probes)
-        before, now = self._quiet.get(key), quiet_lines(code, first)
-        self._probes[key], self._quiet[key] = probes, now
-        if before and not before <= now:
+    def _set_probes(self, watched: _Watched, probes: tuple[Probe, ...]) -> None:
+        first = min(first_line_start(watched.code, probe.names) for probe in probes)
+        before, watched.quiet = watched.quiet, quiet_lines(watched.code, first)
+        watched.probes = probes
+        watched.strangers = probes[0].strangers if len(probes) == 1 else frozenset()
+        if before and not before <= watched.quiet:
             _monitoring.restart_events()
 
     def _claimed(self) -> int:
@@ -97,34 +106,44 @@ class Monitor:
         }
 
     def _start(self, code: CodeType, _offset: int) -> None:
-        probes = self._probes.get(id(code))
-        if probes is None:
+        watched = self._watched.get(id(code))
+        if watched is None:
             return
         frame = sys._getframe(1)
-        found = self._firsts[id(code)].read(frame)
-        first = found[0][1] if found else None
-        for probe in probes:
+        first = None
+        if watched.first is not None:
+            values = frame.f_locals
+            first = values.get(watched.first)
+            if watched.clears:
+                values.clear()
+            if id(first) in watched.strangers:
+                return
+        for probe in watched.probes:
             probe.start(frame, first)
 
     def _line(self, code: CodeType, line: int) -> object:
-        if line in self._quiet.get(id(code), ()):
+        watched = self._watched.get(id(code))
+        if watched is None or line in watched.quiet:
             return _monitoring.DISABLE
-        for probe in self._probes.get(id(code), ()):
+        for probe in watched.probes:
             if probe.open:
                 probe.line(sys._getframe(1), line)
         return None
 
     def _returned(self, code: CodeType, _offset: int, value: object) -> None:
-        for probe in self._probes.get(id(code), ()):
+        watched = self._watched.get(id(code))
+        for probe in watched.probes if watched else ():
             if probe.open:
                 probe.returned(sys._getframe(1), value)
 
     def _yielded(self, code: CodeType, _offset: int, value: object) -> None:
-        for probe in self._probes.get(id(code), ()):
+        watched = self._watched.get(id(code))
+        for probe in watched.probes if watched else ():
             if probe.open:
                 probe.yielded(sys._getframe(1), value)
 
     def _unwound(self, code: CodeType, _offset: int, _error: BaseException) -> None:
-        for probe in self._probes.get(id(code), ()):
+        watched = self._watched.get(id(code))
+        for probe in watched.probes if watched else ():
             if probe.open:
                 probe.unwound(sys._getframe(1))
