@@ -128,7 +128,7 @@ class MethodProbe:
             if call.is_starting:
                 call.is_starting = False  # nothing that matters has run since it was looked at
             else:
-                self._look(frame, spot, call)
+                self._look(frame, spot, call, is_last=line in spot.bare)
             call.line = line
         except Exception as error:
             self._failed(frame, spot, error)
@@ -176,7 +176,7 @@ class MethodProbe:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _look(self, frame: FrameType, spot: _Spot, call: Call) -> None:
+    def _look(self, frame: FrameType, spot: _Spot, call: Call, *, is_last: bool = False) -> None:
         if spot.locals is None:
             return
         found, known = spot.locals.read(frame), call.known
@@ -190,7 +190,7 @@ class MethodProbe:
                 del known[name]
             for place, rest in spot.variables[name]:
                 self._tracer.look(place, name, value, rest, call)
-            if name in spot.whole:
+            if not is_last and name in spot.whole:
                 now = stamp(value, self._nature)
                 if now is not None:
                     known[name] = (value, now)
