@@ -11,7 +11,12 @@ from inspect import CO_OPTIMIZED, CO_VARARGS, CO_VARKEYWORDS
 from types import CodeType
 
 _NEVER = 1 << 30
-_IDLE = frozenset({"LOAD_CONST", "LOAD_FAST", "LOAD_FAST_BORROW", "RETURN_CONST", "RETURN_VALUE"})
+_IDLE = frozenset(
+    {
+        *("LOAD_CONST", "LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "LOAD_SMALL_INT"),
+        *("RETURN_CONST", "RETURN_VALUE"),
+    }
+)
 
 
 def first_line_start(code: CodeType, names: Collection[str] | None) -> int:
@@ -38,16 +43,22 @@ def first_line_start(code: CodeType, names: Collection[str] | None) -> int:
     return max(starts, default=0)
 
 
-def quiet_lines(code: CodeType, first: int) -> frozenset[int]:
-    """The lines of which nothing is at or after an offset."""
+def quiet_lines(code: CodeType, names: Collection[str] | None) -> frozenset[int]:
+    """The lines before which nobody has to look at the names, if a look is taken at the end.
+
+    Those before any of them can have a value, and those that only return. None for all names.
+    """
+    if names is None:
+        return frozenset()
+    first = first_line_start(code, names)
     before: set[int | None] = set()
     after: set[int | None] = set()
     for offset, line in dis.findlinestarts(code):
         (before if offset < first else after).add(line)
-    return frozenset(line for line in before - after if line is not None)
+    return _bare_lines(code).union(line for line in before - after if line is not None)
 
 
-def bare_lines(code: CodeType) -> frozenset[int]:
+def _bare_lines(code: CodeType) -> frozenset[int]:
     """The lines that return a variable or a constant and do nothing else."""
     found: dict[int, bool] = {}
     line: int | None = None

@@ -43,8 +43,8 @@ class Callbacks:
     """The `id` of first arguments with which `start` is not called."""
     gate: object = None
     """All but `start` and `unwound` are called only while this is true; None: always."""
-    first: int = 0
-    """The offset of the first line that is told of."""
+    quiet: frozenset[int] = frozenset()
+    """The lines that are not told of."""
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +91,7 @@ def instrument(code: CodeType, callbacks: Callbacks) -> CodeType:
     lines = _line_starts(instructions, guards)
     for instruction in instructions[resume + 1 :]:
         line = lines.get(id(instruction))
-        if line is not None and 2 * instruction.at >= callbacks.first:
+        if line is not None and line not in callbacks.quiet:
             instruction.before += probes.call(callbacks.line, line, instruction.position)
         if instruction.op == returns:
             instruction.before += probes.pass_on(callbacks.returned, instruction.position)

@@ -37,8 +37,8 @@ class Probe(Protocol):
 
     @property
     def names(self) -> Collection[str] | None:
-        """Variables that are looked at: lines before any of them can have a value are not told of.
-        None for all lines."""
+        """Variables that are looked at: lines before any of them can have a value, and lines that
+        do nothing but return, are not told of. None for all lines."""
 
     @property
     def strangers(self) -> frozenset[int]:
@@ -268,7 +268,7 @@ class _Relay:
 
     def install(self) -> None:
         """Put in the calls that the probes need, and no others."""
-        from sonde.tracing.flow import first_line_start
+        from sonde.tracing.flow import quiet_lines
         from sonde.tracing.instrumented import Callbacks, instrument
 
         if self._function.__code__ is not self.instrumented:
@@ -280,7 +280,9 @@ class _Relay:
                 *(self._start, self._line, self._returned, self._yielded, self._unwound),
                 strangers=frozenset(only.strangers if only else ()),
                 gate=only.open if only and isinstance(only.open, Calls) else None,
-                first=min(first_line_start(self._original, p.names) for p in self.probes),
+                quiet=frozenset.intersection(
+                    *(quiet_lines(self._original, p.names) for p in self.probes)
+                ),
             ),
         )
         self._function.__code__ = self.instrumented

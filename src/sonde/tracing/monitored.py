@@ -12,7 +12,7 @@ from types import CodeType
 from typing import Any, Final
 
 from sonde._errors import SondeError
-from sonde.tracing.flow import first_line_start, quiet_lines
+from sonde.tracing.flow import quiet_lines
 from sonde.tracing.mechanism import Locals, Probe
 
 _monitoring: Final[Any] = getattr(sys, "monitoring", None)  # Any: not there on 3.11
@@ -68,8 +68,8 @@ class Monitor:
             self._tool = None
 
     def _set_probes(self, watched: _Watched, probes: tuple[Probe, ...]) -> None:
-        first = min(first_line_start(watched.code, probe.names) for probe in probes)
-        before, watched.quiet = watched.quiet, quiet_lines(watched.code, first)
+        quiet = frozenset.intersection(*(quiet_lines(watched.code, p.names) for p in probes))
+        before, watched.quiet = watched.quiet, quiet
         watched.probes = probes
         watched.strangers = probes[0].strangers if len(probes) == 1 else frozenset()
         if before and not before <= watched.quiet:

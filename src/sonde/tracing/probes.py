@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import FrameType, FunctionType
 from typing import Any, Final
 
-from sonde.tracing.flow import bare_lines, first_line_start
+from sonde.tracing.flow import first_line_start
 from sonde.tracing.mechanism import Calls, Locals, names_in, observe
 from sonde.tracing.methods import Receives, receiver_in
 from sonde.tracing.paths import ANY_DEPTH, RETURN, is_wild, matches, under
@@ -37,8 +37,6 @@ class _Spot:
     returns: list[Place] = field(default_factory=list)
     is_bound: bool = False
     """Whether a variable may have a value from the start."""
-    bare: frozenset[int] = frozenset()
-    """Lines that only return: what was looked at before such a line is still the same after it."""
     whole: frozenset[str] = frozenset()
     """Variables of which nothing inside is wanted: they change when they are another object, or
     when that object has changed."""
@@ -83,8 +81,6 @@ class MethodProbe:
         spot.whole = frozenset(
             name for name, places in spot.variables.items() if not any(rest for _, rest in places)
         )
-        is_whole = len(spot.whole) == len(spot.variables)
-        spot.bare = bare_lines(self._code) if is_whole else frozenset()
         spot.locals = Locals(self._code, spot.variables) if spot.variables else None
         self.names.update(spot.variables)
         spot.is_bound = first_line_start(self._code, spot.variables) == 0
@@ -128,7 +124,7 @@ class MethodProbe:
             if call.is_starting:
                 call.is_starting = False  # nothing that matters has run since it was looked at
             else:
-                self._look(frame, spot, call, is_last=line in spot.bare)
+                self._look(frame, spot, call)
             call.line = line
         except Exception as error:
             self._failed(frame, spot, error)
@@ -140,11 +136,9 @@ class MethodProbe:
         spot, call = found
         try:
             call.is_ending = True
-            if call.is_starting:  # lines before there is anything to look at are not told of
+            if call.is_starting:  # no line was told of
                 call.line = frame.f_lineno
-                self._look(frame, spot, call)
-            elif call.line not in spot.bare:
-                self._look(frame, spot, call)
+            self._look(frame, spot, call, is_last=True)
             if spot.returns and (value is not None or not self._is_generator):
                 self._result(spot, call, value)
         except Exception as error:
@@ -189,7 +183,10 @@ class MethodProbe:
                     continue
                 del known[name]
             for place, rest in spot.variables[name]:
-                self._tracer.look(place, name, value, rest, call)
+                if rest or place.path.is_any:
+                    self._tracer.look(place, name, value, rest, call)
+                else:
+                    self._tracer.see(place, (name,), value, call)
             if not is_last and name in spot.whole:
                 now = stamp(value, self._nature)
                 if now is not None:

@@ -340,7 +340,9 @@ class Tracer:
             budget.give_back(size)
             self.fail(f"{name}` in `before_save", error)
             return None
-        self._window.add(Entry(channel.variable, handed, moment, line, size, flags))
+        window = self._window
+        window.entries.append(Entry(channel.variable, handed, moment, line, flags))
+        window.size_bytes += size
         return taken
 
     def _no_room(self, size_bytes: int) -> str:

@@ -112,9 +112,15 @@ def snapshot(value: Any, nature: Nature, room_bytes: int) -> Snapshot:
     Raises:
         RefusedError: if it is larger than `room_bytes`, too long, or has no values.
     """
-    if nature.is_tensor(value):
-        return _tensor(value, nature, room_bytes)
-    return _Taking(nature, room_bytes).take(value, MAX_DEPTH)
+    if not nature.is_tensor(value):
+        return _Taking(nature, room_bytes).take(value, MAX_DEPTH)
+    reason = nature.refusal(value)
+    if reason is not None:
+        raise RefusedError(reason)
+    size_bytes = nature.size_bytes(value)
+    if size_bytes > room_bytes:
+        raise OutOfRoomError(size_bytes)
+    return _Tensor(value, nature, size_bytes)
 
 
 def stamp(value: Any, nature: Nature) -> int | None:
@@ -138,7 +144,7 @@ class _Taking:
             return _Simple(value)
         nature = self._nature
         if nature.is_tensor(value):
-            taken = _tensor(value, nature, self._room_bytes)
+            taken = snapshot(value, nature, self._room_bytes)
             self._room_bytes -= taken.size_bytes
             return taken
         if isinstance(value, np.ndarray) and value.dtype != object:
@@ -225,16 +231,6 @@ class _Tensor:
         else:
             flags.append(verdict)
         return False
-
-
-def _tensor(value: Any, nature: Nature, room_bytes: int) -> _Tensor:
-    reason = nature.refusal(value)
-    if reason is not None:
-        raise RefusedError(reason)
-    size_bytes = nature.size_bytes(value)
-    if size_bytes > room_bytes:
-        raise OutOfRoomError(size_bytes)
-    return _Tensor(value, nature, size_bytes)
 
 
 class _Array:

@@ -34,8 +34,7 @@ class Entry:
     value: Any
     moment: Moment
     line: int
-    size_bytes: int
-    flags: list[Flag] = field(default_factory=list)
+    flags: list[Flag]
 
 
 @dataclass(slots=True)
@@ -45,10 +44,7 @@ class Window:
     number: int
     entries: list[Entry] = field(default_factory=list)
     size_bytes: int = 0
-
-    def add(self, entry: Entry) -> None:
-        self.entries.append(entry)
-        self.size_bytes += entry.size_bytes
+    """Of all values when they were captured."""
 
     @property
     def is_small(self) -> bool:
