@@ -1,26 +1,26 @@
 """What watching all kinds costs at each cadence: one model, watched and plain in turns.
 
-    python benchmarks/cadence.py [--rounds 15] [--seconds 3] [--model wide] [--every 10]
+    python benchmarks/cadence.py [--rounds 45] [--seconds 2] [--model wide] [--every 10]
 
 `overhead.py` gives each variant a copy of the model, and two copies differ by some percent by where
 they lie in memory. That is too much to see a few percent. Here there is one model and one optimizer
 per process: a plain block of steps, a watched one, a plain one, and so on. A ratio is that of a
-watched block to the mean of the plain blocks before and after it; told are the median and the
-quartiles. `control` is the same for plain blocks: each over the mean of its two neighbours. How far
-its quartiles are from one says what this machine can tell apart.
+watched block to the mean of the plain blocks before and after it; told is the median, with the
+interval in which it lies at a confidence of 95 %, by resampling. `control` is the same for plain
+blocks, each over the mean of its two neighbours: it should be one.
 
-For a watched block a watch is opened and ten steps of warm-up pass; then the block is timed, until
-all that was recorded is safe on disk. Ten steps of warm-up precede a plain block too. Blocks are as
+For a watched block a watch is opened, ten steps of warm-up pass, what a run has once is written,
+and the block is timed while the watch writes as it always does, every two seconds. Blocks are as
 long as `--seconds` says, in multiples of ten steps; `never` is a schedule that is never due.
 """
 
 import argparse
 import csv
+import random
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -31,18 +31,19 @@ import sonde
 from overhead import MODELS, VOCABULARY, surroundings
 from sonde.demo.torch.transformer import Transformer
 
+DRAWS = 4000
 CADENCES: dict[str, object] = {"1": 1, "10": 10, "never": lambda _: False}
 COLUMNS = (
     *("date", "machine", "cores", "load", "python", "torch", "sonde", "kernel", "threads", "model"),
-    *("every", "plain_ms", "ratio", "ratio_low", "ratio_high"),
-    *("control", "control_low", "control_high", "rounds", "block"),
+    *("every", "plain_ms", "ratio", "ratio_from", "ratio_to"),
+    *("control", "control_from", "control_to", "rounds", "block"),
 )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of a block, at least")
+    parser.add_argument("--rounds", type=int, default=45)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of a block, at least")
     parser.add_argument("--model", choices=MODELS, action="append", help="default: all")
     parser.add_argument("--every", choices=CADENCES, action="append", help="default: all")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/cadence-cpu.csv"))
@@ -55,8 +56,8 @@ def main() -> None:
             rows.append(surroundings(name) | {"every": every} | found)
             print(
                 f"{name:5} every {every:5} {found['plain_ms']:>7} ms  x{found['ratio']} "
-                f"({found['ratio_low']} to {found['ratio_high']})  control x{found['control']} "
-                f"({found['control_low']} to {found['control_high']})"
+                f"({found['ratio_from']} to {found['ratio_to']})  control x{found['control']} "
+                f"({found['control_from']} to {found['control_to']})"
             )
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with options.out.open("w", newline="") as file:
@@ -85,20 +86,20 @@ class Trainer:
 
     def plain_s(self, steps: int) -> float:
         """Seconds of a plain step."""
-        self.train(10)
-        return timed(lambda: self.train(steps)) / steps
+        self.train(2)
+        return self._timed(steps)
 
     def watched_s(self, steps: int, every: object, folder: str) -> float:
         """Seconds of a watched step."""
         with sonde.watch(self.model, self.optimizer, log="all", every=every, dir=folder) as watch:
             self.train(10)
             watch.flush()
+            return self._timed(steps)
 
-            def work() -> None:
-                self.train(steps)
-                watch.flush()
-
-            return timed(work) / steps
+    def _timed(self, steps: int) -> float:
+        began = time.perf_counter()
+        self.train(steps)
+        return (time.perf_counter() - began) / steps
 
 
 def trainer(name: str) -> Trainer:
@@ -120,15 +121,16 @@ def measure(trainer: Trainer, every: object, rounds: int, seconds: float) -> dic
     control = [2 * b / (a + c) for a, b, c in zip(plain, plain[1:], plain[2:], strict=False)]
     found: dict[str, object] = {"plain_ms": f"{1e3 * statistics.median(plain):.2f}"}
     for name, values in (("ratio", ratios), ("control", control)):
-        low, middle, high = statistics.quantiles(values, n=4)
-        found |= {name: f"{middle:.3f}", f"{name}_low": f"{low:.3f}", f"{name}_high": f"{high:.3f}"}
+        low, middle, high = median_of(values)
+        found |= {name: f"{middle:.3f}", f"{name}_from": f"{low:.3f}", f"{name}_to": f"{high:.3f}"}
     return found | {"rounds": rounds, "block": steps}
 
 
-def timed(work: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
+def median_of(values: list[float]) -> tuple[float, float, float]:
+    """The median, between the ends of its interval."""
+    chance = random.Random(0)
+    drawn = sorted(statistics.median(chance.choices(values, k=len(values))) for _ in range(DRAWS))
+    return drawn[DRAWS // 40], statistics.median(values), drawn[-DRAWS // 40]
 
 
 if __name__ == "__main__":
