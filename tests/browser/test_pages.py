@@ -119,6 +119,18 @@ def test_the_theme_follows_the_system_and_can_be_changed(server, open_page, run_
     assert root.get_attribute("data-theme") != scheme
 
 
+def test_the_search_has_the_focus_before_the_next_key_can_come(server, open_page, run_ids):
+    page = open_page(server, f"#/explore?run={run_ids['transformer']}")
+    role = page.evaluate(
+        """async () => {
+          document.dispatchEvent(new KeyboardEvent("keydown", {key: "/", bubbles: true}));
+          for (let i = 0; i < 10; i++) await null;  // no frame passes meanwhile, and no event
+          return document.querySelector("#sonde").shadowRoot.activeElement?.getAttribute("role");
+        }"""
+    )
+    assert role == "combobox"
+
+
 def test_names_of_strangers_are_shown_as_text(server, open_page, run_ids):
     page = open_page(server, f"#/explore?run={run_ids['strange']}")
     labels = page.eval_on_selector_all("[data-node]", "all => all.map(n => n.dataset.label)")

@@ -422,6 +422,13 @@ def test_wrong_arguments_are_named():
         c.add_strided(row, row, 0, (2,), (-1,), 1, 1)
     with pytest.raises(TypeError, match="tuples of one length"):
         c.add_strided(row, row, 0, (2,), (1, 1), 1, 1)
+    for call in (
+        lambda: c.add(row, 0, 1, 0, 1, 1),
+        lambda: c.add_strided(row, 0, 0, (2,), (1,), 1, 1),
+        lambda: c.same(row, 0, 1),
+    ):
+        with pytest.raises(ValueError, match="`data` is no address"):
+            call()
     with pytest.raises(ValueError, match="one of `paths"):
         c.use_path("quantum")
 

@@ -403,6 +403,13 @@ def test_quantised_tensors_count_by_what_they_stand_for(torch_kernel):
     assert_same(torch_kernel(y), expected_of(np.ones(6)))
 
 
+def test_tensors_that_stand_for_zeros_and_have_no_memory_count_as_zeros(torch_kernel):
+    device = getattr(torch_kernel, "device", "cpu")
+    nothing = torch._efficientzerotensor((2, 3), device=device)
+    assert nothing.data_ptr() == 0
+    assert_same(torch_kernel(nothing), expected_of(np.zeros(6)))
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 def test_nested_tensors_count_what_they_hold(torch_kernel, layout):

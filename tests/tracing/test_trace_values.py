@@ -287,6 +287,15 @@ def test_one_changed_bit_is_a_change_and_none_is_none(has_c, view, bits, place, 
         assert not taken.differs(a, nature, [], False)
 
 
+def test_a_tensor_that_stands_for_zeros_and_has_no_memory_equals_them():
+    nature = TorchNature()
+    nothing = torch._efficientzerotensor((3,))
+    assert nothing.data_ptr() == 0
+    assert not snapshot(torch.zeros(3), nature, 1 << 20).differs(nothing, nature, [], False)
+    assert snapshot(torch.ones(3), nature, 1 << 20).differs(nothing, nature, [], False)
+    assert not snapshot(nothing, nature, 1 << 20).differs(torch.zeros(3), nature, [], False)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3)], ids=str)
 def test_tensors_of_every_dtype_are_compared_by_bits(dtype, shape):

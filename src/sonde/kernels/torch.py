@@ -74,6 +74,7 @@ def is_plain(x: Tensor) -> bool:
         and not x.is_meta
         and not x.is_nested
         and not x.is_neg()
+        and not x._is_zerotensor()
         and _current_level() is None
     )
 
@@ -201,6 +202,8 @@ def _unusual(x: Tensor) -> Readable:
         return _unusual(x.to(torch.float32))
     if x.dtype not in DTYPES:
         raise Unsupported(f"dtype {name_of(x.dtype)}")
+    if x._is_zerotensor():
+        return _unusual(x.clone())  # it stands for zeros; its copy has them
     return _without_expansion(x.resolve_neg())
 
 

@@ -46,7 +46,7 @@ def first_line_start(code: CodeType, names: Collection[str] | None) -> int:
 def quiet_lines(code: CodeType, names: Collection[str] | None) -> frozenset[int]:
     """The lines before which nobody has to look at the names, if a look is taken at the end.
 
-    Those before any of them can have a value, and those that only return. None for all names.
+    Those before any of them can have a value, and those that change nothing. None for all names.
     """
     if names is None:
         return frozenset()
@@ -59,7 +59,7 @@ def quiet_lines(code: CodeType, names: Collection[str] | None) -> frozenset[int]
 
 
 def _bare_lines(code: CodeType) -> frozenset[int]:
-    """The lines that return a variable or a constant and do nothing else."""
+    """The lines that only name or return variables and constants: they change nothing."""
     found: dict[int, bool] = {}
     line: int | None = None
     starts = dict(dis.findlinestarts(code))

@@ -38,7 +38,7 @@ class Probe(Protocol):
     @property
     def names(self) -> Collection[str] | None:
         """Variables that are looked at: lines before any of them can have a value, and lines that
-        do nothing but return, are not told of. None for all lines."""
+        only name or return variables, are not told of. None for all lines."""
 
     @property
     def strangers(self) -> frozenset[int]:

@@ -123,7 +123,9 @@ class Monitor:
 
     def _line(self, code: CodeType, line: int) -> object:
         watched = self._watched.get(id(code))
-        if watched is None or line in watched.quiet:
+        if watched is None:
+            return None
+        if line in watched.quiet:
             return _monitoring.DISABLE
         for probe in watched.probes:
             if probe.open:

@@ -42,10 +42,21 @@ static int check(int64_t format, int64_t n, int64_t repeat)
     return 1;
 }
 
+/* Some tensors of torch stand for zeros and have no memory: reading it would end the process. */
+static int has_memory(int64_t data, int64_t n)
+{
+    if (data || n <= 0)
+        return 1;
+    PyErr_SetString(PyExc_ValueError, "`data` is no address. Give a tensor that has memory.");
+    return 0;
+}
+
 static PyObject *add_item(const Item *item, int64_t threads)
 {
     if (item->n == 0 || item->repeat == 0)
         Py_RETURN_NONE;
+    if (!has_memory((int64_t)(intptr_t)item->data, item->n))
+        return NULL;
     if (item->n < LET_OTHERS_RUN) {
         sonde_add(item, 1);
         Py_RETURN_NONE;
@@ -155,7 +166,7 @@ static PyObject *add_many(PyObject *Py_UNUSED(self), Arguments arguments, Py_ssi
         (const int64_t *)(intptr_t)a[4], (const int64_t *)(intptr_t)a[5], a[6],
     };
     for (int64_t i = 0; i < items.n; i++)
-        if (!check(items.formats[i], items.ns[i], 1))
+        if (!check(items.formats[i], items.ns[i], 1) || !has_memory(items.datas[i], items.ns[i]))
             return NULL;
     Py_BEGIN_ALLOW_THREADS
     sonde_add_many(&items, a[7]);
@@ -168,7 +179,7 @@ static PyObject *same(PyObject *Py_UNUSED(self), Arguments arguments, Py_ssize_t
 {
     int64_t a[3];
     int is_same;
-    if (!take("same", arguments, n, 3, a))
+    if (!take("same", arguments, n, 3, a) || !has_memory(a[0], a[2]) || !has_memory(a[1], a[2]))
         return NULL;
     if (a[2] < LET_OTHERS_RUN)
         return PyBool_FromLong(!memcmp((void *)(intptr_t)a[0], (void *)(intptr_t)a[1], (size_t)a[2]));

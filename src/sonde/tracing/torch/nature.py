@@ -77,11 +77,9 @@ class TorchNature:
             bits = _BITS.get(tensor.dtype)
             is_dense = tensor.layout is torch.strided and not tensor.is_nested
             if bits is not None and is_dense and not tensor.is_neg():
-                is_readable = tensor.is_contiguous() and not _is_wrapped(tensor)
-                if _HAS_C and is_readable and kept.is_contiguous():
-                    if kept.shape != tensor.shape:
-                        return False
-                    return c.same(kept.data_ptr(), tensor.data_ptr(), kept.nbytes)
+                at = tensor.data_ptr() if tensor.is_contiguous() and not _is_wrapped(tensor) else 0
+                if _HAS_C and at and kept.is_contiguous():  # what stands for zeros has no address
+                    return kept.shape == tensor.shape and c.same(kept.data_ptr(), at, kept.nbytes)
                 now = tensor.detach() if tensor.requires_grad else tensor
                 return torch.equal(kept.view(bits), now.view(bits))
         now = tensor.detach()
