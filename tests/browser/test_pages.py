@@ -1,5 +1,6 @@
 """Pages, states, themes, strangers' names, and what assistive technology sees."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def test_the_list_shows_all_runs_and_opens_one(server, open_page):
 def test_a_single_run_is_opened_at_once(open_page, start, runs):
     page = open_page(start(runs / "transformer"))
     expect(page.locator("[data-heat]")).to_be_visible()
-    assert "#/overview?run=transformer" in page.url
+    expect(page).to_have_url(re.compile(re.escape("#/overview?run=transformer")))
 
 
 def test_an_empty_folder_says_how_to_record(open_page, start, tmp_path):

@@ -298,7 +298,14 @@ def assert_nothing_is_left(model, optimizer, act):
     assert process.num_fds() <= files
     assert threading.active_count() <= threads
     assert len(gc.get_objects()) - alive < 1000
-    assert process.memory_info().rss - memory < 20e6
+    # An allocator may take a stretch of memory at any time; what leaks does so each time.
+    grown = [process.memory_info().rss - memory]
+    while grown[-1] >= 20e6 and len(grown) < 3:
+        memory = process.memory_info().rss
+        act(1000)
+        gc.collect()
+        grown.append(process.memory_info().rss - memory)
+    assert min(grown) < 20e6, grown
 
 
 def test_a_thousand_sessions_leave_nothing(model, optimizer):
