@@ -14,10 +14,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import sonde
 from sonde.capture.torch import cuda
+from sonde.capture.torch.tables import Snapshot
 
 
 def device_us(act: Callable[[], object], repeats: int = 25) -> float:
@@ -94,9 +96,11 @@ def many(table: cuda.CudaTable, copy: float) -> list[dict]:
     layer = [(768, 2304), (2304,), (768, 768), (768,), (768, 3072), (3072,), (3072, 768), (768,)]
     shapes = [(50304, 768), (1024, 768), *(layer + [(768,)] * 4) * 12, (768,), (768,)]
     tensors = [torch.randn(s, device="cuda") for s in shapes]
-    olds = [x + 1e-3 for x in tensors]
-    copies = [torch.empty_like(x) for x in tensors]
-    indices = list(range(len(tensors)))
+    offsets = Snapshot.offsets_of(tensors)
+    olds, copies = Snapshot(tensors, offsets), Snapshot(tensors, offsets)
+    for i, x in enumerate(tensors):
+        olds.like(i, x).copy_(x + 1e-3)
+    indices = np.arange(len(tensors))
     table.ensure(len(tensors))
     size = sum(x.nbytes for x in tensors)
     rows = []

@@ -24,7 +24,8 @@ class Net(nn.Module):
     def forward(self, x):
         x = self.embed(x)
         x = x + self.attn(x, x, x, need_weights=False)[0]
-        return self.head(self.drop(self.norm(x.mT).mT))
+        # Without the tanh, the norm would leave the gradients of biases before it to rounding.
+        return self.head(self.drop(self.norm(x.tanh().mT).mT))
 
 
 def record(watching, device, steps=3, **options):

@@ -52,7 +52,7 @@ def on(device: str, make=table_for) -> Kernel:
         """There, if it is of a kind that there is there; else it must be refused as it is."""
         try:
             return x.to(device)
-        except (NotImplementedError, RuntimeError):
+        except (NotImplementedError, RuntimeError, TypeError):
             return x
 
     def there(*tensors: Tensor) -> Sketch:

@@ -38,6 +38,11 @@ DTYPES: Final[dict[str, int]] = {
 }
 """Number formats by name, with their codes in the source."""
 
+WIDTHS: Final[dict[str, int]] = {
+    name: int("".join(filter(str.isdigit, name.split("_")[0])) or 8) // 8 for name in DTYPES
+}
+"""Bytes of a value."""
+
 _VECTORS: Final = {
     "float32": "one_F32",
     "float16": "one_F16",
@@ -47,16 +52,17 @@ _VECTORS: Final = {
 }
 """Formats with an entry that reads 16 bytes at a time; the others go value by value."""
 
-THREADS: Final = 384
-"""Threads per block, as in the source."""
+VECTOR: Final = 16
+"""Bytes that the fast paths read at a time."""
 
-VALUES_PER_BLOCK: Final = 8192
-LARGE: Final = 12 << 20
-"""Values from which on two blocks per multiprocessor pay for their end: 25M float32 31.7 us against
-36.6 us with one, 6M bfloat16 13.0 us against 11.7 us; H200, 2026-11."""
+THREADS: Final = 768
+"""Threads per block: with up to 85 registers each, one block fills a multiprocessor."""
+
+_BYTES_PER_BLOCK: Final = 16384
+_VALUES_PER_BLOCK: Final = 2048
 
 STRETCH: Final = 32768
-"""Values per stretch of a table: fine enough to share 100M values out evenly over 264 blocks."""
+"""Values per stretch of a table: fine enough to share 100M values out evenly over the blocks."""
 
 MAX_DIMENSIONS: Final = 5
 STRETCH_WORDS: Final = 6
@@ -80,7 +86,7 @@ class Kernel:
         module = c_void_p()
         _check(driver, driver.cuModuleLoadData(byref(module), c_char_p(image)), "load the kernel")
         self._one = {
-            name: self._function(module, entry)
+            name: (self._function(module, entry), _BYTES_PER_BLOCK // WIDTHS[name])
             for name, entry in _VECTORS.items()
             if name != "float8_e4m3fn" or capability >= (8, 9)
         }
@@ -94,12 +100,12 @@ class Kernel:
         self, dtype: str, x: int, n: int, row: int, repeat: int, stream: int, gate: int = 0
     ) -> None:
         """Add `n` values that lie dense in memory to a row, each seen `repeat` times."""
-        function = self._one.get(dtype)
-        if function is None:
+        entry = self._one.get(dtype)
+        if entry is None:
             self.view(dtype, x, (n,), (1,), row, repeat=repeat, stream=stream, gate=gate)
         else:
-            most = self._multiprocessors * (2 if n > LARGE else 1)
-            blocks = min(n // VALUES_PER_BLOCK or 1, most)
+            function, per_block = entry
+            blocks = min(n // per_block or 1, self._multiprocessors)
             if self._is_quick:
                 failed = c.launch(
                     self._entry, function, blocks, THREADS, stream, x, n, row, repeat, gate
@@ -126,20 +132,24 @@ class Kernel:
         more = MAX_DIMENSIONS - len(sizes)
         shape = (*(1,) * more, *sizes, *(0,) * more, *strides)
         code = DTYPES[dtype]
-        self._launch(self._view, self._blocks(n), stream, x, n, code, row, repeat, gate, *shape)
+        blocks = min(n // _VALUES_PER_BLOCK or 1, self._multiprocessors)
+        self._launch(self._view, blocks, stream, x, n, code, row, repeat, gate, *shape)
 
     def many(self, mode: int, table: int, n_stretches: int, *, stream: int, gate: int = 0) -> None:
         """Add all stretches of a table (in device memory) to their rows.
 
         A stretch is six words: address, address of the copy or of the older version (or 0), length,
-        address of the row, format, nothing. Stretches of one tensor follow each other.
+        address of the row, format, and 0. Stretches of one tensor follow each other.
+
+        In place of the 0, for formats of up to 32 bits and in mode `PLAIN`: how many vectors lie
+        next to each other, plus 2^32 times how many are between the beginnings of two such runs.
         """
-        blocks = min(n_stretches, 2 * self._multiprocessors)
+        blocks = min(n_stretches, self._multiprocessors)
         self._launch(self._many[mode], blocks, stream, table, n_stretches, gate)
 
     def take(self, rows: int, n_rows: int, to: int, *, stream: int) -> None:
         """Copy rows to another place in device memory (or nowhere, 0) and empty them."""
-        blocks = min(n_rows * 4, 8 * self._multiprocessors)
+        blocks = min(n_rows * 2, 2 * self._multiprocessors)
         self._launch(self._take, blocks, stream, rows, to, n_rows * WORDS)
 
     def _function(self, module: c_void_p, name: str) -> int:
@@ -147,10 +157,6 @@ class Kernel:
         found = self._driver.cuModuleGetFunction(byref(function), module, name.encode())
         _check(self._driver, found, f"find `{name}`")
         return function.value or 0
-
-    def _blocks(self, n: int) -> int:
-        most = self._multiprocessors * (2 if n > LARGE else 1)
-        return min(max(n // VALUES_PER_BLOCK, 1), most)
 
     def _launch(self, function: int, blocks: int, stream: int, *arguments: int) -> None:
         if self._is_quick:
@@ -194,7 +200,7 @@ def image(capability: tuple[int, int]) -> bytes:
     library = _nvrtc()
     major, minor = c_int(), c_int()
     library.nvrtcVersion(byref(major), byref(minor))
-    key = hashlib.sha256(source + repr((capability, major.value, minor.value)).encode())
+    key = hashlib.sha256(source + repr((capability, THREADS, major.value, minor.value)).encode())
     path = _cache_folder() / f"sketch-{key.hexdigest()[:24]}.cubin"
     try:
         return path.read_bytes()
@@ -210,7 +216,11 @@ def _compile(library: Any, source: bytes, capability: tuple[int, int]) -> bytes:
     made = library.nvrtcCreateProgram(byref(program), source, b"sketch.cu", 0, None, None)
     if made:
         raise Unavailable(f"NVRTC failed with error {made}")
-    options = [f"--gpu-architecture=sm_{capability[0]}{capability[1]}", "--std=c++17"]
+    options = [
+        f"--gpu-architecture=sm_{capability[0]}{capability[1]}",
+        "--std=c++17",
+        f"--define-macro=THREADS={THREADS}",
+    ]
     encoded = (c_char_p * len(options))(*[o.encode() for o in options])
     failed = library.nvrtcCompileProgram(program, len(options), encoded)
     if failed:

@@ -5,8 +5,7 @@
 //
 // A block keeps a histogram of 32-bit counts in shared memory. (Copies of it did not pay: the
 // hardware already adds up lanes that meet the same word; H200, 2026-11.) Moments are float64, which
-// Hopper adds at half the rate of float32, so they hide behind the loads. The fast paths see whole
-// 16-byte vectors of ordinary values; a vector that holds a NaN, an infinity or a magnitude below
+// Hopper adds at half the rate of float32, so they hide behind the loads. The fast paths see whole 16-byte vectors of ordinary values; a vector that holds a NaN, an infinity or a magnitude below
 // 2^-128 is read again, value by value. That leaves the lowest bins to zeros alone, so zeros need not
 // be counted. When a block is done with a row it reduces, then touches global memory once per field
 // and per non-empty bin.
@@ -19,15 +18,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-// Two blocks of 384 threads leave 85 registers a thread, enough for three vectors on their way while
-// three are worked on. Swept on an H200 over 1..4 vectors and 256..1024 threads, share of a device
-// copy for float32 / bfloat16: this 1.00 / 0.70, two vectors 0.96 / 0.69, one 0.75 / 0.64, four with
-// 512 threads (64 registers, spills) 0.57 / 0.47.
-#ifndef AHEAD
-#define AHEAD 3
-#endif
-#define THREADS 384
-#define RESIDENT 2
+// The host defines THREADS, the threads of a block. One block fills a multiprocessor.
 #define BINS 2048
 #define HEADER 16
 #define WORDS (HEADER + BINS)
@@ -39,6 +30,17 @@ typedef long long i64;
 // Format codes: the order of DTYPES in cuda.py.
 enum { F32, F64, F16, BF16, E4M3FN, E5M2, E4M3FNUZ, E5M2FNUZ, I8, U8, BOOL, I16, U16, I32, U32, I64, U64 };
 enum { PLAIN, COPY, DIFFERENCE };
+
+// The histogram of the block. It lies where the bits of an index are all zero in its address, so that
+// one instruction masks an index and adds the address: passes over 16-bit formats are limited by how
+// many there are. (Shared memory does not begin at 0, and alignment counts from its beginning.)
+__shared__ u32 room[2 * BINS];
+__device__ __forceinline__ u32 home() {
+  return ((u32)__cvta_generic_to_shared(room) + 4u * BINS - 1) & ~(4u * BINS - 1);
+}
+__device__ __forceinline__ u32 *histogram() {
+  return room + (home() - (u32)__cvta_generic_to_shared(room)) / 4;
+}
 
 // What a thread gathers of narrow formats, those that float32 holds exactly.
 struct Acc {
@@ -65,9 +67,9 @@ __device__ __forceinline__ void reset(Wide &a) {
   a.zeros = a.subs = a.nans = a.pinfs = a.ninfs = 0;
 }
 
-// `h` is the address of the histogram in shared memory.
-__device__ __forceinline__ void bin(u32 h, u32 bits) {
-  asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(h + ((bits >> 19) & 0x1ffcu)) : "memory");
+__device__ __forceinline__ void bin(u32 bits) {
+  u32 at = ((bits >> 19) & 0x1ffcu) | home();
+  asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(at) : "memory");
 }
 
 template <class A> __device__ __forceinline__ void moments(A &a, double d) {
@@ -77,13 +79,13 @@ template <class A> __device__ __forceinline__ void moments(A &a, double d) {
 
 // The slow paths take and return the accumulator by value: a reference would move it, for the fast
 // paths too, from registers to memory.
-__device__ __noinline__ Acc any(Acc a, u32 h, float f) {
+__device__ __noinline__ Acc any(Acc a, float f) {
   u32 bits = __float_as_uint(f), size = bits & 0x7fffffffu;
   if (size > INF_BITS) {
     a.nans++;
     return a;
   }
-  bin(h, bits);
+  bin(bits);
   if (size == INF_BITS) {
     if (bits == size) a.pinfs++;
     else a.ninfs++;
@@ -97,14 +99,14 @@ __device__ __noinline__ Acc any(Acc a, u32 h, float f) {
 }
 
 // A value of a wide format: moments and extrema in float64, the bin by its float32 rounding.
-__device__ __noinline__ Wide wide(Wide a, u32 h, double d) {
+__device__ __noinline__ Wide wide(Wide a, double d) {
   u64 size = __double_as_longlong(d) & 0x7fffffffffffffffULL;
   if (size > 0x7ff0000000000000ULL) {
     a.nans++;
     return a;
   }
   u32 bits = __float_as_uint(__double2float_rn(d));
-  bin(h, bits);
+  bin(bits);
   if (size == 0x7ff0000000000000ULL) {
     if (d > 0) a.pinfs++;
     else a.ninfs++;
@@ -201,20 +203,20 @@ __device__ __noinline__ double read_any_wide(const void *x, i64 i, int format) {
 
 // -- vectors of 16 bytes ------------------------------------------------------------------------
 
-template <int D> __device__ __noinline__ Acc slowly(Acc a, u32 h, const void *at) {
+template <int D> __device__ __noinline__ Acc slowly(Acc a, const void *at) {
 #pragma unroll 1
-  for (int k = 0; k < 16 / width(D); k++) a = any(a, h, read<D>(at, k));
+  for (int k = 0; k < 16 / width(D); k++) a = any(a, read<D>(at, k));
   return a;
 }
 
-template <int D> __device__ __noinline__ Acc slowly(Acc a, u32 h, const void *at, const void *old) {
+template <int D> __device__ __noinline__ Acc slowly(Acc a, const void *at, const void *old) {
 #pragma unroll 1
-  for (int k = 0; k < 16 / width(D); k++) a = any(a, h, read<D>(at, k) - read<D>(old, k));
+  for (int k = 0; k < 16 / width(D); k++) a = any(a, read<D>(at, k) - read<D>(old, k));
   return a;
 }
 
 // Four float32 values; false, and nothing done, if one of them is unusual.
-__device__ __forceinline__ bool four(Acc &a, u32 h, const float *f) {
+__device__ __forceinline__ bool four(Acc &a, const float *f) {
   u32 most = 0, least = 0xffffffffu;
 #pragma unroll
   for (int k = 0; k < 4; k++) {
@@ -225,7 +227,7 @@ __device__ __forceinline__ bool four(Acc &a, u32 h, const float *f) {
   a.least = min(a.least, least);
 #pragma unroll
   for (int k = 0; k < 4; k++) {
-    bin(h, __float_as_uint(f[k]));
+    bin(__float_as_uint(f[k]));
     moments(a, (double)f[k]);
     a.mn = fminf(a.mn, f[k]), a.mx = fmaxf(a.mx, f[k]);
   }
@@ -268,7 +270,7 @@ template <int D> __device__ __forceinline__ void fold(Acc &a, const Pairs &p) {
 }
 
 // Eight 16-bit values in four words; false, and nothing done, if one of them is unusual.
-template <int D> __device__ __forceinline__ bool eight16(Acc &a, Pairs &p, u32 h, const u32 *w) {
+template <int D> __device__ __forceinline__ bool eight16(Acc &a, Pairs &p, const u32 *w) {
   u32 most = 0, least = 0xffffffffu;
 #pragma unroll
   for (int k = 0; k < 4; k++) {
@@ -287,7 +289,7 @@ template <int D> __device__ __forceinline__ bool eight16(Acc &a, Pairs &p, u32 h
   for (int k = 0; k < 4; k++) {
     p.mn = pair_min<D>(p.mn, w[k]), p.mx = pair_max<D>(p.mx, w[k]);
     float f = low_half<D>(w[k]), g = high_half<D>(w[k]);
-    bin(h, __float_as_uint(f)), bin(h, __float_as_uint(g));
+    bin(__float_as_uint(f)), bin(__float_as_uint(g));
     moments(a, (double)f), moments(a, (double)g);
   }
   return true;
@@ -311,16 +313,16 @@ template <int D> __device__ __forceinline__ u32 two_halves(u32 raw) {
   return __byte_perm(raw, 0, 0x1404);  // e5m2 is the upper byte of a float16
 }
 
-template <int D> __device__ __forceinline__ void vector(Acc &a, Pairs &p, u32 h, const uint4 &v,
+template <int D> __device__ __forceinline__ void vector(Acc &a, Pairs &p, const uint4 &v,
                                                         const void *at) {
   const u32 w[4] = {v.x, v.y, v.z, v.w};
   bool done = false;
   if (D == F32) {
     const float f[4] = {__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
                         __uint_as_float(v.w)};
-    done = four(a, h, f);
+    done = four(a, f);
   } else if (D == F16 || D == BF16) {
-    done = eight16<D>(a, p, h, w);
+    done = eight16<D>(a, p, w);
   } else {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -328,14 +330,14 @@ template <int D> __device__ __forceinline__ void vector(Acc &a, Pairs &p, u32 h,
 #pragma unroll
       for (int k = 0; k < 4; k++)
         pairs[k] = two_halves<D>((w[2 * half + k / 2] >> (16 * (k & 1))) & 0xffffu);
-      if (!eight16<F16>(a, p, h, pairs)) {
+      if (!eight16<F16>(a, p, pairs)) {
 #pragma unroll 1
-        for (int k = 0; k < 8; k++) a = any(a, h, read<D>(at, 8 * half + k));
+        for (int k = 0; k < 8; k++) a = any(a, read<D>(at, 8 * half + k));
       }
     }
     return;
   }
-  if (!done) a = slowly<D>(a, h, at);
+  if (!done) a = slowly<D>(a, at);
 }
 
 // What stands for D in vectors: eight-bit floats are read as float16.
@@ -343,11 +345,62 @@ template <int D> struct As { static const int pairs = D == BF16 ? BF16 : F16; };
 
 // -- sweeps -------------------------------------------------------------------------------------
 
+// Where vectors lie: dense, or in runs of `run` vectors that begin `pitch` vectors after each other.
+struct Dense {
+  __device__ __forceinline__ i64 operator()(i64 i) const { return i; }
+};
+struct Runs {
+  u32 run, pitch;
+  __device__ __forceinline__ i64 operator()(i64 i) const {
+    u32 nth = (u32)i / run;
+    return (i64)nth * pitch + ((u32)i - nth * run);
+  }
+};
+
+// Vectors first, first + stride, ... of `vectors`; copied to `to` on the way with COPY. While a few of
+// them are worked on, as many are on their way.
+template <int D, int MODE, class At>
+__device__ __forceinline__ void sweep_vectors(const uint4 *body, uint4 *to, i64 vectors, i64 first,
+                                              i64 stride, At at, Acc &a) {
+  const int AHEAD = D == F32 ? 3 : 2;
+  i64 i = first, jump = AHEAD * stride;
+  Pairs p = no_pairs<As<D>::pairs>();
+  if (i + (AHEAD - 1) * stride < vectors) {
+    uint4 v[AHEAD];
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) v[k] = body[at(i + k * stride)];
+    for (i += jump; i + (AHEAD - 1) * stride < vectors; i += jump) {
+      uint4 next[AHEAD];
+#pragma unroll
+      for (int k = 0; k < AHEAD; k++) next[k] = body[at(i + k * stride)];
+#pragma unroll
+      for (int k = 0; k < AHEAD; k++) {
+        i64 now = i - jump + k * stride;
+        if (MODE == COPY) to[now] = v[k];
+        vector<D>(a, p, v[k], body + at(now));
+        v[k] = next[k];
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) {
+      i64 now = i - jump + k * stride;
+      if (MODE == COPY) to[now] = v[k];
+      vector<D>(a, p, v[k], body + at(now));
+    }
+  }
+  for (; i < vectors; i += stride) {
+    uint4 v = body[at(i)];
+    if (MODE == COPY) to[i] = v;
+    vector<D>(a, p, v, body + at(i));
+  }
+  if (D != F32) fold<As<D>::pairs>(a, p);
+}
+
 // Values first, first + stride, ... of a stretch of memory, by vectors where it is aligned; copied to
 // `to` on the way if that is not null. With a copy, what does not fill a vector, and the whole stretch
 // if the two are not aligned alike, is left to the caller: the values done are returned.
 template <int D, int MODE> __device__ __forceinline__ i64 sweep(const void *x, void *to, i64 n,
-                                                                i64 first, i64 stride, Acc &a, u32 h) {
+                                                                i64 first, i64 stride, Acc &a) {
   const int per = 16 / width(D);
   i64 head = 0;
   if (MODE == COPY) {
@@ -355,82 +408,52 @@ template <int D, int MODE> __device__ __forceinline__ i64 sweep(const void *x, v
   } else {
     head = ((16 - ((u64)x & 15)) & 15) / width(D);
     if (head > n) head = n;
-    if (first < head) a = any(a, h, read<D>(x, first));
+    if (first < head) a = any(a, read<D>(x, first));
   }
   const uint4 *body = (const uint4 *)((const u8 *)x + head * width(D));
-  uint4 *copy = (uint4 *)to;
   i64 vectors = (n - head) / per;
-  i64 i = first, jump = AHEAD * stride;
-  Pairs p = no_pairs<As<D>::pairs>();
-  if (i + (AHEAD - 1) * stride < vectors) {
-    uint4 v[AHEAD];
-#pragma unroll
-    for (int k = 0; k < AHEAD; k++) v[k] = body[i + k * stride];
-    for (i += jump; i + (AHEAD - 1) * stride < vectors; i += jump) {
-      uint4 next[AHEAD];
-#pragma unroll
-      for (int k = 0; k < AHEAD; k++) next[k] = body[i + k * stride];
-#pragma unroll
-      for (int k = 0; k < AHEAD; k++) {
-        i64 at = i - jump + k * stride;
-        if (MODE == COPY) copy[at] = v[k];
-        vector<D>(a, p, h, v[k], body + at);
-        v[k] = next[k];
-      }
-    }
-#pragma unroll
-    for (int k = 0; k < AHEAD; k++) {
-      i64 at = i - jump + k * stride;
-      if (MODE == COPY) copy[at] = v[k];
-      vector<D>(a, p, h, v[k], body + at);
-    }
-  }
-  for (; i < vectors; i += stride) {
-    uint4 v = body[i];
-    if (MODE == COPY) copy[i] = v;
-    vector<D>(a, p, h, v, body + i);
-  }
-  if (D != F32) fold<As<D>::pairs>(a, p);
+  sweep_vectors<D, MODE>(body, (uint4 *)to, vectors, first, stride, Dense(), a);
   if (MODE == COPY) return vectors * per;
   i64 tail = head + vectors * per + first;
-  if (tail < n) a = any(a, h, read<D>(x, tail));
+  if (tail < n) a = any(a, read<D>(x, tail));
   return n;
 }
 
-// The same, of the difference to an older version, taken in float32.
-template <int D> __device__ __forceinline__ void sweep_difference(const void *x, const void *old, i64 n,
-                                                                  i64 first, i64 stride, Acc &a,
-                                                                  u32 h) {
-  const uint4 *body = (const uint4 *)x, *before = (const uint4 *)old;
-  i64 vectors = n / (16 / width(D));
-  uint4 v, o;
-  if (first < vectors) v = body[first], o = before[first];
-  for (i64 i = first; i < vectors; i += stride) {
-    uint4 next, older;
-    if (i + stride < vectors) next = body[i + stride], older = before[i + stride];
-    const u32 w[4] = {v.x, v.y, v.z, v.w}, u[4] = {o.x, o.y, o.z, o.w};
-    bool done = true;
-    if (D == F32) {
-      float f[4];
+// A vector of differences to an older version, taken in float32.
+template <int D> __device__ __forceinline__ void vector_difference(Acc &a, const uint4 &v,
+                                                                   const uint4 &o, const void *at,
+                                                                   const void *old) {
+  const u32 w[4] = {v.x, v.y, v.z, v.w}, u[4] = {o.x, o.y, o.z, o.w};
+  if (D == F32) {
+    float f[4];
 #pragma unroll
-      for (int k = 0; k < 4; k++) f[k] = __uint_as_float(w[k]) - __uint_as_float(u[k]);
-      done = four(a, h, f);
-    } else {
-#pragma unroll
-      for (int k = 0; k < 4; k += 2) {
-        float f[4] = {low_half<D>(w[k]) - low_half<D>(u[k]), high_half<D>(w[k]) - high_half<D>(u[k]),
-                      low_half<D>(w[k + 1]) - low_half<D>(u[k + 1]),
-                      high_half<D>(w[k + 1]) - high_half<D>(u[k + 1])};
-        if (!four(a, h, f)) {
-#pragma unroll 1
-          for (int j = 0; j < 4; j++)
-            a = any(a, h, read<D>(body + i, 2 * k + j) - read<D>(before + i, 2 * k + j));
-        }
-      }
-    }
-    if (!done) a = slowly<D>(a, h, body + i, before + i);
-    v = next, o = older;
+    for (int k = 0; k < 4; k++) f[k] = __uint_as_float(w[k]) - __uint_as_float(u[k]);
+    if (!four(a, f)) a = slowly<D>(a, at, old);
+    return;
   }
+#pragma unroll
+  for (int k = 0; k < 4; k += 2) {
+    float f[4] = {low_half<D>(w[k]) - low_half<D>(u[k]), high_half<D>(w[k]) - high_half<D>(u[k]),
+                  low_half<D>(w[k + 1]) - low_half<D>(u[k + 1]),
+                  high_half<D>(w[k + 1]) - high_half<D>(u[k + 1])};
+    if (!four(a, f)) {
+#pragma unroll 1
+      for (int j = 0; j < 4; j++) a = any(a, read<D>(at, 2 * k + j) - read<D>(old, 2 * k + j));
+    }
+  }
+}
+
+// Two pairs of vectors are on their way at once; other warps fill the time until they are there.
+template <int D> __device__ __forceinline__ void sweep_difference(const void *x, const void *old, i64 n,
+                                                                  i64 first, i64 stride, Acc &a) {
+  const uint4 *body = (const uint4 *)x, *before = (const uint4 *)old;
+  i64 vectors = n / (16 / width(D)), i = first;
+  for (; i + stride < vectors; i += 2 * stride) {
+    uint4 v = body[i], o = before[i], w = body[i + stride], u = before[i + stride];
+    vector_difference<D>(a, v, o, body + i, before + i);
+    vector_difference<D>(a, w, u, body + i + stride, before + i + stride);
+  }
+  if (i < vectors) vector_difference<D>(a, body[i], before[i], body + i, before + i);
 }
 
 __device__ __noinline__ void copy_one(const void *x, void *to, i64 i, int bytes) {
@@ -443,12 +466,24 @@ __device__ __noinline__ void copy_one(const void *x, void *to, i64 i, int bytes)
 // -- the end of a row in a block ----------------------------------------------------------------
 
 template <class T> __device__ __forceinline__ T warp_sum(T v) {
-  for (int o = 16; o; o >>= 1) v += __shfl_down_sync(~0u, v, o);
+#pragma unroll
+  for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(~0u, v, o);
   return v;
 }
-__device__ __forceinline__ double warp_min(double v) {
-  for (int o = 16; o; o >>= 1) v = fmin(v, __shfl_down_sync(~0u, v, o));
+template <class T> __device__ __forceinline__ T warp_min(T v) {
+#pragma unroll
+  for (int o = 16; o; o >>= 1) {
+    T other = __shfl_xor_sync(~0u, v, o);
+    v = other < v ? other : v;
+  }
   return v;
+}
+__device__ __forceinline__ u32 warp_count(u32 v) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_add_sync(~0u, v);
+#else
+  return warp_sum(v);
+#endif
 }
 
 // Bit patterns of doubles are in order as integers, by sign. Adding zero makes -0 a plain 0.
@@ -463,106 +498,105 @@ __device__ __forceinline__ void atomic_max(u64 *at, double v) {
   else atomicMin(at, (u64)__double_as_longlong(v));
 }
 
-__device__ __forceinline__ double lowest(const Acc &a) { return a.mn; }
-__device__ __forceinline__ double lowest(const Wide &a) { return a.low; }
-__device__ __forceinline__ double highest(const Acc &a) { return a.mx; }
-__device__ __forceinline__ double highest(const Wide &a) { return a.high; }
-__device__ __forceinline__ double smallest(const Acc &a) {
-  return a.least == 0xffffffffu ? D_INF : (double)__uint_as_float(a.least + 1u);
+// Lowest, highest and smallest magnitude of a warp; the highest with its sign changed.
+__device__ __forceinline__ void extrema(const Acc &a, double *out) {
+  u32 least = warp_min(a.least);
+  out[0] = warp_min(a.mn), out[1] = warp_min(-a.mx);
+  out[2] = least == 0xffffffffu ? D_INF : (double)__uint_as_float(least + 1u);
 }
-__device__ __forceinline__ double smallest(const Wide &a) { return a.small; }
+__device__ __forceinline__ void extrema(const Wide &a, double *out) {
+  out[0] = warp_min(a.low), out[1] = warp_min(-a.high), out[2] = warp_min(a.small);
+}
 
-// Zeros and subnormals: of wide formats as counted; of narrow ones from the bins without an exponent
-// (`lowest_bins` holds bin 0 of both signs, then all four), less the tiny values among them.
+// Tiny values that share the bins of zero (narrow formats), zeros (wide ones); then subnormals, which
+// only wide formats count.
 __device__ __forceinline__ u32 first_count(const Acc &a) { return a.tinies; }
 __device__ __forceinline__ u32 first_count(const Wide &a) { return a.zeros; }
 __device__ __forceinline__ u32 second_count(const Acc &) { return 0; }
 __device__ __forceinline__ u32 second_count(const Wide &a) { return a.subs; }
-__device__ __forceinline__ u32 zeros_of(const Acc &, const u32 *counts, const u32 *lowest_bins) {
-  return lowest_bins[0] - counts[0];
-}
-__device__ __forceinline__ u32 zeros_of(const Wide &, const u32 *counts, const u32 *) {
-  return counts[0];
-}
-__device__ __forceinline__ u32 subs_of(const Acc &, const u32 *counts, const u32 *lowest_bins) {
-  return lowest_bins[1] - (lowest_bins[0] - counts[0]);
-}
-__device__ __forceinline__ u32 subs_of(const Wide &, const u32 *counts, const u32 *) {
-  return counts[4];
-}
+__device__ __forceinline__ bool counts_zeros(const Acc &) { return false; }
+__device__ __forceinline__ bool counts_zeros(const Wide &) { return true; }
+
+enum { SUMS = 4, LOWS = 3, COUNTS = 5, WARPS = THREADS / 32 };
 
 // Add what the block has gathered to the row, and leave the histogram empty. `n` values were seen.
+//
+// Each warp writes what it has; then each of the first warps puts one number of all warps together
+// and adds it to the row, while all others do the same with the bins.
 template <class A>
-__device__ __noinline__ void finish(A a, u32 *hist, u64 *row, u64 n, u64 repeat) {
-  __shared__ double sums[4], lows[3];
-  __shared__ u32 counts[5], lowest_bins[2];
-  int t = threadIdx.x;
+__device__ __noinline__ void finish(A a, u64 *row, u64 n, u64 repeat) {
+  __shared__ double sums[SUMS][WARPS], lows[LOWS][WARPS];
+  __shared__ u32 counts[COUNTS][WARPS];
+  u32 *hist = histogram();
+  int t = threadIdx.x, lane = t & 31, warp = t >> 5;
+  double low[LOWS];
+  extrema(a, low);
+  double sum[SUMS] = {warp_sum(a.s), warp_sum(a.sa), warp_sum(a.s2), warp_sum(a.s4)};
+  u32 found[COUNTS] = {warp_count(first_count(a)), warp_count(a.nans), warp_count(a.pinfs),
+                       warp_count(a.ninfs), warp_count(second_count(a))};
+  if (lane == 0) {
+#pragma unroll
+    for (int k = 0; k < SUMS; k++) sums[k][warp] = sum[k];
+#pragma unroll
+    for (int k = 0; k < LOWS; k++) lows[k][warp] = low[k];
+#pragma unroll
+    for (int k = 0; k < COUNTS; k++) counts[k][warp] = found[k];
+  }
   __syncthreads();
-  if (t < 4) sums[t] = 0;
-  if (t < 3) lows[t] = D_INF;
-  if (t < 5) counts[t] = 0;
-  if (t < 2) lowest_bins[t] = 0;
-  __syncthreads();
-  for (int i = t; i < BINS; i += blockDim.x) {
-    u32 c = hist[i];
+  if (warp < SUMS) {
+    double s = warp_sum(lane < WARPS ? sums[warp][lane] : 0.0);
+    if (lane == 0) atomicAdd((double *)row + 6 + warp, s * (double)repeat);
+  } else if (warp < SUMS + LOWS) {
+    int k = warp - SUMS;
+    double v = warp_min(lane < WARPS ? lows[k][lane] : D_INF);
+    if (lane == 0) {
+      if (k == 1) atomic_max(row + 11, -v);
+      else atomic_min(row + 10 + k, v);
+    }
+  } else if (warp == SUMS + LOWS) {
+    u32 c[COUNTS];
+#pragma unroll
+    for (int k = 0; k < COUNTS; k++) c[k] = warp_count(lane < WARPS ? counts[k][lane] : 0);
+    // The bins of numbers without an exponent: of zero and of the rest, for both signs. In narrow
+    // formats all that is there is a zero, or one of the tiny values that were counted.
+    int i = (lane & 3) | (lane & 4) << 8;
+    u32 count = lane < 8 ? hist[i] : 0;
+    u32 at_zero = warp_count((lane & 3) ? 0 : count), all = warp_count(count);
+    if (count) atomicAdd(row + HEADER + i, (u64)count * repeat), hist[i] = 0;
+    u32 zeros = counts_zeros(a) ? c[0] : at_zero - c[0];
+    u32 subs = counts_zeros(a) ? c[4] : all - zeros;
+    u64 header = lane == 0 ? n : lane == 1 ? zeros : lane == 5 ? subs : lane < 5 ? c[lane - 1] : 0;
+    if (header) atomicAdd(row + lane, header * repeat);
+  }
+  for (int i = t; i < BINS; i += THREADS) {
+    u32 c = (i & 1023) < 4 ? 0 : hist[i];
     if (c) {
       hist[i] = 0;
       atomicAdd(row + HEADER + i, (u64)c * repeat);
-      if ((i & 1023) == 0) atomicAdd(lowest_bins, c);
-      if ((i & 1023) < 4) atomicAdd(lowest_bins + 1, c);
     }
   }
-  double s = warp_sum(a.s), sa = warp_sum(a.sa), s2 = warp_sum(a.s2), s4 = warp_sum(a.s4);
-  double low = warp_min(lowest(a)), high = -warp_min(-highest(a)), small = warp_min(smallest(a));
-  u32 found[5] = {warp_sum(first_count(a)), warp_sum(a.nans), warp_sum(a.pinfs), warp_sum(a.ninfs),
-                  warp_sum(second_count(a))};
-  if ((t & 31) == 0) {
-    atomicAdd(sums, s), atomicAdd(sums + 1, sa), atomicAdd(sums + 2, s2), atomicAdd(sums + 3, s4);
-    atomic_min((u64 *)lows, low), atomic_min((u64 *)lows + 1, -high);
-    atomic_min((u64 *)lows + 2, small);
-#pragma unroll
-    for (int k = 0; k < 5; k++)
-      if (found[k]) atomicAdd(counts + k, found[k]);
-  }
-  __syncthreads();
-  double *real = (double *)row;
-  if (t < 4) atomicAdd(real + 6 + t, sums[t] * (double)repeat);
-  else if (t == 4) atomicAdd(row, n * repeat);
-  else if (t == 5) {
-    u64 zeros = zeros_of(a, counts, lowest_bins);
-    if (zeros) atomicAdd(row + 1, zeros * repeat);
-  } else if (t >= 6 && t < 9) {
-    u64 c = counts[t - 5];
-    if (c) atomicAdd(row + t - 4, c * repeat);
-  } else if (t == 9) {
-    u64 subs = subs_of(a, counts, lowest_bins);
-    if (subs) atomicAdd(row + 5, subs * repeat);
-  } else if (t == 10) atomic_min(row + 10, lows[0]);
-  else if (t == 11) atomic_max(row + 11, -lows[1]);
-  else if (t == 12) atomic_min(row + 12, lows[2]);
   __syncthreads();
 }
 
-__device__ __forceinline__ u32 empty(u32 *hist) {
-  for (int i = threadIdx.x; i < BINS; i += blockDim.x) hist[i] = 0;
+__device__ __forceinline__ void empty() {
+  u32 *hist = histogram();
+  for (int i = threadIdx.x; i < BINS; i += THREADS) hist[i] = 0;
   __syncthreads();
-  return (u32)__cvta_generic_to_shared(hist);
 }
 
 // -- entries ------------------------------------------------------------------------------------
 
 // One tensor, dense in memory. A closed gate (an int in device memory) makes it do nothing.
 #define ONE(D)                                                                                     \
-  extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)                                  \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1)                                  \
       one_##D(const void *x, i64 n, u64 *row, u64 repeat, const int *gate) {                       \
-    __shared__ u32 hist[BINS];                                                                     \
     if (gate && !*gate) return;                                                                    \
-    u32 h = empty(hist);                                                                           \
+    empty();                                                                                       \
     Acc a;                                                                                         \
     reset(a);                                                                                      \
-    i64 threads = (i64)gridDim.x * blockDim.x;                                                     \
-    sweep<D, PLAIN>(x, 0, n, (i64)blockIdx.x * blockDim.x + threadIdx.x, threads, a, h);           \
-    finish(a, hist, row, blockIdx.x ? 0 : n, repeat);                                              \
+    i64 threads = (i64)gridDim.x * THREADS;                                                        \
+    sweep<D, PLAIN>(x, 0, n, (i64)blockIdx.x * THREADS + threadIdx.x, threads, a);              \
+    finish(a, row, blockIdx.x ? 0 : n, repeat);                                              \
   }
 ONE(F32) ONE(F16) ONE(BF16) ONE(E5M2)
 #if HAS_E4M3
@@ -571,98 +605,148 @@ ONE(E4M3FN)
 
 // Any other format, and views that are not dense: up to five dimensions, sizes and strides in
 // elements, outermost first. (Arguments of entries are single words: simpler to pass.)
-struct Shape { i64 size[5], stride[5]; };
-
-__device__ __forceinline__ i64 place(const Shape &shape, i64 i) {
-  i64 at = 0;
+struct Shape {
+  i64 size[5], stride[5];
+  __device__ __forceinline__ i64 operator()(i64 i) const {
+    i64 at = 0;
 #pragma unroll
-  for (int d = 4; d >= 0; d--) {
-    i64 size = shape.size[d];
-    if (size > 1) at += (i % size) * shape.stride[d], i /= size;
+    for (int d = 4; d >= 0; d--) {
+      i64 count = size[d];
+      if (count > 1) at += (i % count) * stride[d], i /= count;
+    }
+    return at;
   }
-  return at;
+};
+
+// Several values are on their way at once.
+enum { TOGETHER = 4 };
+
+template <int D, class At> __device__ __forceinline__ void values(Acc &a, const void *x, i64 n, At at) {
+  i64 threads = (i64)gridDim.x * THREADS;
+  for (i64 i = (i64)blockIdx.x * THREADS + threadIdx.x; i < n; i += TOGETHER * threads) {
+    float f[TOGETHER];
+#pragma unroll
+    for (int k = 0; k < TOGETHER; k++)
+      if (i + k * threads < n) f[k] = read<D>(x, at(i + k * threads));
+#pragma unroll
+    for (int k = 0; k < TOGETHER; k++)
+      if (i + k * threads < n) a = any(a, f[k]);
+  }
 }
 
-extern "C" __global__ void view(const void *x, i64 n, int format, u64 *row, u64 repeat,
-                                const int *gate, i64 n0, i64 n1, i64 n2, i64 n3, i64 n4, i64 s0,
-                                i64 s1, i64 s2, i64 s3, i64 s4) {
-  __shared__ u32 hist[BINS];
+template <int D, class At> __device__ __forceinline__ void values(Wide &a, const void *x, i64 n, At at) {
+  i64 threads = (i64)gridDim.x * THREADS;
+  for (i64 i = (i64)blockIdx.x * THREADS + threadIdx.x; i < n; i += TOGETHER * threads) {
+    double d[TOGETHER];
+#pragma unroll
+    for (int k = 0; k < TOGETHER; k++)
+      if (i + k * threads < n) d[k] = read_wide<D>(x, at(i + k * threads));
+#pragma unroll
+    for (int k = 0; k < TOGETHER; k++)
+      if (i + k * threads < n) a = wide(a, d[k]);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    view(const void *x, i64 n, int format, u64 *row, u64 repeat, const int *gate, i64 n0, i64 n1,
+         i64 n2, i64 n3, i64 n4, i64 s0, i64 s1, i64 s2, i64 s3, i64 s4) {
   if (gate && !*gate) return;
   const Shape shape = {{n0, n1, n2, n3, n4}, {s0, s1, s2, s3, s4}};
-  u32 h = empty(hist);
-  i64 first = (i64)blockIdx.x * blockDim.x + threadIdx.x, threads = (i64)gridDim.x * blockDim.x;
+  const bool dense = n4 == n && s4 == 1;
+  empty();
+#define VALUES(D)                                     \
+  case D:                                             \
+    if (dense) values<D>(a, x, n, Dense());        \
+    else values<D>(a, x, n, shape);                \
+    break;
   if (is_wide(format)) {
     Wide a;
     reset(a);
-    for (i64 i = first; i < n; i += threads)
-      a = wide(a, h, read_any_wide(x, place(shape, i), format));
-    finish(a, hist, row, blockIdx.x ? 0 : n, repeat);
+    switch (format) { WIDE_FORMATS(VALUES) }
+    finish(a, row, blockIdx.x ? 0 : n, repeat);
   } else {
     Acc a;
     reset(a);
-    for (i64 i = first; i < n; i += threads) a = any(a, h, read_any(x, place(shape, i), format));
-    finish(a, hist, row, blockIdx.x ? 0 : n, repeat);
+    switch (format) { NARROW_FORMATS(VALUES) }
+    finish(a, row, blockIdx.x ? 0 : n, repeat);
   }
 }
 
 // Many tensors: a table of stretches of memory, those of one tensor next to each other. Each block
 // takes a run of stretches, joins those that belong together, and adds to global memory only when
 // the row changes. One entry per mode, so that none pays for the registers of another.
-struct Stretch { const void *x; void *other; i64 n; u64 *row; i64 format, unused; };
+//
+// A stretch that is not dense is made of runs (see `Runs`), of formats that are read by vectors.
+struct Stretch {
+  const void *x;
+  void *other;
+  i64 n;
+  u64 *row;
+  i64 format;
+  u32 run, pitch;
+};
 
-template <int MODE, int D> __device__ __forceinline__ i64 sweep_run(const Stretch &s, Acc &a, u32 h) {
-  i64 t = threadIdx.x, size = blockDim.x;
-  if (MODE == COPY && s.other) return sweep<D, COPY>(s.x, s.other, s.n, t, size, a, h);
-  if (MODE != DIFFERENCE) return sweep<D, PLAIN>(s.x, 0, s.n, t, size, a, h);
+template <int MODE, int D> __device__ __forceinline__ i64 sweep_run(const Stretch &s, Acc &a) {
+  const int per = 16 / width(D);
+  i64 t = threadIdx.x, size = THREADS;
+  if (MODE == PLAIN && s.run) {
+    if ((u64)s.x & 15) return 0;
+    const Runs at = {s.run, s.pitch};
+    sweep_vectors<D, PLAIN>((const uint4 *)s.x, 0, s.n / per, t, size, at, a);
+    return s.n;
+  }
+  if (MODE == COPY && s.other) return sweep<D, COPY>(s.x, s.other, s.n, t, size, a);
+  if (MODE != DIFFERENCE) return sweep<D, PLAIN>(s.x, 0, s.n, t, size, a);
   if (((u64)s.x | (u64)s.other) & 15) return 0;
-  sweep_difference<D>(s.x, s.other, s.n, t, size, a, h);
-  return s.n / (16 / width(D)) * (16 / width(D));
+  sweep_difference<D>(s.x, s.other, s.n, t, size, a);
+  return s.n / per * per;
 }
 
-template <int MODE> __device__ __noinline__ void run_wide(const Stretch s, u32 *hist, u32 h) {
+template <int MODE> __device__ __noinline__ void run_wide(const Stretch s) {
   Wide a;
   reset(a);
-  for (i64 i = threadIdx.x; i < s.n; i += blockDim.x) {
+  for (i64 i = threadIdx.x; i < s.n; i += THREADS) {
     double d = read_any_wide(s.x, i, (int)s.format);
     if (MODE == COPY && s.other) copy_one(s.x, s.other, i, width((int)s.format));
     if (MODE == DIFFERENCE) d -= read_any_wide(s.other, i, (int)s.format);
-    a = wide(a, h, d);
+    a = wide(a, d);
   }
-  finish(a, hist, s.row, s.n, 1);
+  finish(a, s.row, s.n, 1);
 }
 
-template <int MODE> __device__ __forceinline__ void run(const Stretch *table, int n, u32 *hist) {
-  u32 h = empty(hist);
+template <int MODE> __device__ __forceinline__ void run(const Stretch *table, int n) {
+  empty();
   i64 i = (i64)n * blockIdx.x / gridDim.x, end = (i64)n * (blockIdx.x + 1) / gridDim.x;
   while (i < end) {
     Stretch s = table[i++];
     while (i < end && table[i].row == s.row) s.n += table[i++].n;
     if (is_wide((int)s.format)) {
-      run_wide<MODE>(s, hist, h);
+      run_wide<MODE>(s);
       continue;
     }
     Acc a;
     reset(a);
     i64 done = 0;
-    if (s.format == F32) done = sweep_run<MODE, F32>(s, a, h);
-    else if (s.format == BF16) done = sweep_run<MODE, BF16>(s, a, h);
-    else if (s.format == F16) done = sweep_run<MODE, F16>(s, a, h);
-    for (i64 k = done + threadIdx.x; k < s.n; k += blockDim.x) {
-      float f = read_any(s.x, k, (int)s.format);
+    if (s.format == F32) done = sweep_run<MODE, F32>(s, a);
+    else if (s.format == BF16) done = sweep_run<MODE, BF16>(s, a);
+    else if (s.format == F16) done = sweep_run<MODE, F16>(s, a);
+    const int per = 16 / width((int)s.format);
+    const Runs values = {s.run * per, s.pitch * per};
+    for (i64 k = done + threadIdx.x; k < s.n; k += THREADS) {
+      float f = read_any(s.x, s.run ? values(k) : k, (int)s.format);
       if (MODE == COPY && s.other) copy_one(s.x, s.other, k, width((int)s.format));
       if (MODE == DIFFERENCE) f -= read_any(s.other, k, (int)s.format);
-      a = any(a, h, f);
+      a = any(a, f);
     }
-    finish(a, hist, s.row, s.n, 1);
+    finish(a, s.row, s.n, 1);
   }
 }
 
 #define MANY(NAME, MODE)                                                                           \
-  extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)                                  \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1)                                  \
       NAME(const Stretch *table, int n, const int *gate) {                                         \
-    __shared__ u32 hist[BINS];                                                                     \
     if (gate && !*gate) return;                                                                    \
-    run<MODE>(table, n, hist);                                                                     \
+    run<MODE>(table, n);                                                                           \
   }
 MANY(many_plain, PLAIN)
 MANY(many_copy, COPY)
