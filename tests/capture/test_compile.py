@@ -12,6 +12,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import sonde
+from sonde.capture.torch import compiled
 
 
 @pytest.fixture(autouse=True)
@@ -192,6 +193,23 @@ def test_checkpointing_under_compile_counts_once(watching):
 def test_in_place_operations_under_compile(watching):
     check(watching, InPlace(), whole)
     assert graphs() == (1, 0)
+
+
+@pytest.mark.parametrize("compile_", [in_place, by_block])
+def test_an_older_compiler_leaves_out_gradients_and_the_run_says_so(
+    watching, monkeypatch, compile_
+):
+    """Hooks that it could not trace would end the training."""
+    monkeypatch.setattr(compiled, "TRACES_HOOKS", False)
+    torch.manual_seed(0)
+    model = Net(blocks=3)
+    memory = record(watching, model, compile_(model), log="all")
+    found = set(memory.at(1))
+    assert {"blocks.1.up/output/0", "blocks.1.up/input/0", "blocks.1.up/param/weight"} <= found
+    assert "blocks.1.up/param_grad/weight" in found
+    assert not [name for name in found if "blocks.1.up" in name and "put_grad" in name]
+    told = [e for e in memory.events if e.code == "skipped" and e.where == "compiled code"]
+    assert "not recorded inside of compiled code" in told[0].message
 
 
 def test_autocast_under_compile(watching):

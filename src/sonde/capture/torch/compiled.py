@@ -16,6 +16,7 @@ Calls of a module are numbered within the code that is compiled together.
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import threading
 from collections.abc import Callable
@@ -26,10 +27,14 @@ from weakref import WeakValueDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from sonde.capture.torch.tap import Owner, Tap
+from sonde.capture.torch.tap import SIGNED, Owner, Tap
 from sonde.record import Kind
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+TRACES_HOOKS = importlib.util.find_spec("torch._higher_order_ops.register_hook") is not None
+"""Whether the compiler can trace a hook on any tensor. One that cannot fails, and with it the
+training, on a tensor that is written to afterwards; or it stops compiling there."""
 
 _LIBRARY: Final = torch.library.Library("sonde", "DEF")
 _LIBRARY.define("tap(Tensor x, int key) -> ()")
@@ -171,27 +176,37 @@ def _while_tracing(function: F) -> F:
 
 
 @_while_tracing
-def _begin(tap: Tap) -> int:
-    _TRACE.now().begin(tap)
+def is_exporting() -> bool:
+    """Whether what is traced will be exported. (Up to 2.11, the compiler takes torch's own function
+    of that name for one that is always true.)"""
+    return getattr(torch.compiler, "_is_exporting_flag", False)
+
+
+@_while_tracing
+def _begin(sign: str) -> int:
+    _TRACE.now().begin(SIGNED[sign])
     return 0
 
 
 @_while_tracing
-def _end(tap: Tap) -> int:
-    _TRACE.now().end(tap)
+def _end(sign: str) -> int:
+    _TRACE.now().end(SIGNED[sign])
     return 0
 
 
 @_while_tracing
-def _new_key(tap: Tap, kind: Kind, slot: str) -> int:
+def _new_key(sign: str, kind: Kind, slot: str) -> int:
+    tap = SIGNED[sign]
     return _add_key(tap, _TRACE.now().place(tap, kind, slot))
 
 
 @_while_tracing
-def _new_attach_key(owner: Owner, kind: Kind, name: str) -> int:
+def _new_attach_key(sign: str, kind: Kind, name: str) -> int:
     """A key for a named tensor inside of the innermost call of this owner's; -1 if not wanted."""
-    inner = next(((t, c) for t, c in reversed(_TRACE.now().stack) if t.owner is owner), None)
-    if inner is None or not inner[0].selected or kind not in owner.plan.kinds:
+    inner = next(((t, c) for t, c in reversed(_TRACE.now().stack) if t.owner.sign == sign), None)
+    if inner is None or not inner[0].selected or kind not in inner[0].owner.plan.kinds:
+        return -1
+    if kind == "attach_grad" and not _can_hook(inner[0].sign):
         return -1
     return _add_key(inner[0], _Place(kind, inner[1], name))
 
@@ -202,8 +217,15 @@ def _add_key(tap: Tap, place: _Place) -> int:
         return len(_KEYS) - 1
 
 
-# The same for shared code. A tap that is an argument would become a condition of the code, which
-# then serves that one alone: so these look at what the compiler has before it.
+@_while_tracing
+def _can_hook(sign: str) -> bool:
+    if not TRACES_HOOKS:
+        SIGNED[sign].owner.troubles.untraced(torch.__version__)
+    return TRACES_HOOKS
+
+
+# The same for shared code. A sign that is an argument becomes a condition of the code, which then
+# serves that tap alone: so these look at what the compiler has before it.
 
 
 @_while_tracing
@@ -226,6 +248,11 @@ def _new_place(kind: Kind, slot: str) -> int:
         return len(_PLACES) - 1
 
 
+@_while_tracing
+def _can_hook_shared() -> bool:
+    return _can_hook(_traced_tap().sign)
+
+
 def _traced_tap() -> Tap:
     """The variable `tap` of the function that is being traced."""
     from torch._dynamo.symbolic_convert import InstructionTranslator
@@ -238,7 +265,7 @@ def _traced_tap() -> Tap:
 def enter(tap: Tap, tensors: list[tuple[str, Any]]) -> None:
     """A module call begins, in a trace."""
     if tap.key is None:
-        _begin(tap)
+        _begin(tap.sign)
     else:
         _begin_shared()
     for slot, x in tensors:
@@ -258,33 +285,34 @@ def leave(tap: Tap, tensors: list[tuple[str, Any]]) -> None:
         if tap.output_grad and x.requires_grad:
             _see_gradient(tap, "output_grad", slot, x)
     if tap.key is None:
-        _end(tap)
+        _end(tap.sign)
     else:
         _end_shared()
 
 
 def attach(owner: Owner, x: Tensor, name: str) -> None:
     """A tensor is given a name, in a trace."""
-    key = _new_attach_key(owner, "attach", name)
+    key = _new_attach_key(owner.sign, "attach", name)
     if key >= 0:
         _TAP(x.detach(), key)
     if x.requires_grad:
-        key = _new_attach_key(owner, "attach_grad", name)
+        key = _new_attach_key(owner.sign, "attach_grad", name)
         if key >= 0:
             x.register_hook(lambda grad: _TAP(grad, key))
 
 
 def _see(tap: Tap, kind: Kind, slot: str, x: Tensor) -> None:
     if tap.key is None:
-        _TAP(x.detach(), _new_key(tap, kind, slot))
+        _TAP(x.detach(), _new_key(tap.sign, kind, slot))
     else:
         _TAP_OF(x.detach(), tap.key, _new_place(kind, slot))
 
 
 def _see_gradient(tap: Tap, kind: Kind, slot: str, x: Tensor) -> None:
     if tap.key is None:
-        key = _new_key(tap, kind, slot)
-        x.register_hook(lambda grad: _TAP(grad, key))
-    else:
+        if _can_hook(tap.sign):
+            key = _new_key(tap.sign, kind, slot)
+            x.register_hook(lambda grad: _TAP(grad, key))
+    elif _can_hook_shared():
         module, place = tap.key, _new_place(kind, slot)
         x.register_hook(lambda grad: _TAP_OF(grad, module, place))

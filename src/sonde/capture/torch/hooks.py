@@ -99,7 +99,7 @@ class Enter(_Hook):
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         tap = self.tap
         if torch.compiler.is_compiling():
-            if not torch.compiler.is_exporting():
+            if not compiled.is_exporting():
                 compiled.enter(tap, inputs(args, kwargs, MAX_SLOTS))
         elif not tap.owner.asleep:
             tap.owner.enter(tap, module, args, kwargs)
@@ -113,7 +113,7 @@ class Leave(_Hook):
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         tap = self.tap
         if torch.compiler.is_compiling():
-            if not torch.compiler.is_exporting():
+            if not compiled.is_exporting():
                 compiled.leave(tap, leaves(output, Tensor, MAX_SLOTS))
         elif not tap.owner.asleep:
             tap.owner.leave(tap, module, output)

@@ -48,7 +48,7 @@ from sonde.capture.torch.passes import (
 )
 from sonde.capture.torch.recorder import Recorder, Tables
 from sonde.capture.torch.tables import table_for
-from sonde.capture.torch.tap import Tap
+from sonde.capture.torch.tap import Tap, new_sign
 from sonde.capture.torch.taps import MODULE_KINDS, Taps
 from sonde.capture.torch.troubles import Troubles
 from sonde.record import Kind
@@ -67,6 +67,7 @@ class Capture:
         step: int = 0,
         tables: Tables = table_for,
     ) -> None:
+        self.sign = new_sign()
         self.plan = plan
         self.drain = drain
         self.step = step
@@ -247,7 +248,7 @@ class Capture:
     def attach(self, x: Any, name: str) -> None:
         """A tensor was given a name inside of the forward of a watched module."""
         if torch.compiler.is_compiling():
-            if isinstance(x, Tensor) and not torch.compiler.is_exporting():
+            if isinstance(x, Tensor) and not compiled.is_exporting():
                 compiled.attach(self, x, name)
             return
         if self.asleep or not isinstance(x, Tensor):
@@ -309,8 +310,7 @@ class Capture:
             self.step += 1
             self.troubles.step = self.step
             self._between = True
-            here = get_ident()
-            self._passes = {i: p for i, p in self._passes.items() if p.stack and i != here}
+            self._passes = {i: p for i, p in self._passes.items() if p.stack and i != get_ident()}
             self._checkpoints.clear()
             self.collector.clear()
             self._begin()

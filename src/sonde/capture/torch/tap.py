@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-from weakref import ref
+from itertools import count
+from typing import Any, Final, Protocol
+from weakref import WeakValueDictionary, ref
 
 from torch import Tensor, nn
 
 from sonde.capture.plan import Plan
 from sonde.capture.rows import Spot
+from sonde.capture.torch.troubles import Troubles
 from sonde.record import Kind
+
+_SIGNS: Final = map(str, count())
+SIGNED: Final[WeakValueDictionary[str, Tap]] = WeakValueDictionary()
+"""Taps by their sign."""
+
+
+def new_sign() -> str:
+    """A name that nothing else has: what a compiler takes for a constant, as it would no object."""
+    return next(_SIGNS)
 
 
 class Owner(Protocol):
     """The capture that hooks report to."""
 
+    sign: str
     asleep: bool
     plan: Plan
     kinds: frozenset[Kind]
+    troubles: Troubles
 
     def enter(self, tap: Tap, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A module was called, in eager mode, while something may have to be recorded."""
@@ -39,13 +52,13 @@ class Tap:
     """One watched module: its path, what is wanted of it, its spots.
 
     `enters` is false for a module of torch's own without children, of which only outputs are
-    wanted: one hook is enough for it. `key` stands for the tap in compiled code that serves several
-    modules.
+    wanted: one hook is enough for it. `sign` stands for the tap in compiled code, `key` in code
+    that serves several modules.
     """
 
     __slots__ = (
         *("__weakref__", "enters", "input", "input_grad", "is_root", "key", "module"),
-        *("output", "output_grad", "outputs", "owner", "path", "selected", "spots"),
+        *("output", "output_grad", "outputs", "owner", "path", "selected", "sign", "spots"),
     )
 
     def __init__(
@@ -58,6 +71,8 @@ class Tap:
         selected: bool,
         is_root: bool,
     ) -> None:
+        self.sign = new_sign()
+        SIGNED[self.sign] = self
         self.owner = owner
         self.path = path
         self.module = ref(module)

@@ -47,9 +47,7 @@ class Troubles:
         """Tensors there are read by plain operations of torch: right, and slower."""
         text = f"tensors on {device} are sketched by plain torch operations: {reason}"
         self.tell("kernel", text)
-        if text not in _SAID:
-            _SAID.add(text)
-            _LOG.warning("%s", text)
+        _say(text)
 
     def unseen(self) -> None:
         """The optimizer stepped, and the model was not called as far as we could see."""
@@ -61,6 +59,15 @@ class Troubles:
             self.warn(f"{text}.")
         self.silent_steps += 1
         self.tell("unseen", text, level="warning")
+
+    def untraced(self, version: str) -> None:
+        """A compiler took our taps and left out those on gradients."""
+        text = (
+            "gradients of what modules return are not recorded inside of compiled code: the "
+            f"compiler of torch {version} cannot trace hooks on all tensors. That of 2.13 can"
+        )
+        self.skip("compiled code", text)
+        _say(text)
 
     def tell(self, code: str, message: str, *, where: str = "", level: Level = "info") -> None:
         """Put an event about the recording into the run."""
@@ -75,3 +82,10 @@ class Troubles:
         for (where, message), n in counted.items():
             if n > 1:
                 self._drain.put(Event(code, message, where, self.step, level, n - 1))
+
+
+def _say(text: str) -> None:
+    """Once in a process, and where it cannot raise."""
+    if text not in _SAID:
+        _SAID.add(text)
+        _LOG.warning("%s", text)
