@@ -29,12 +29,11 @@ _AS: Final = {
 class Arrivals:
     """Tensors that were sent. `arrays` waits for them; any thread may ask, any number of times."""
 
-    __slots__ = ("_arrays", "_groups", "_lock", "_places", "_shapes")
+    __slots__ = ("_arrays", "_batches", "_lock", "_places")
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._shapes = [tuple(x.shape) for x in tensors]
-        self._places: list[tuple[int, int]] = []
-        self._groups = self._send(tensors)
+        self._places: list[tuple[int, int, int, torch.Size]] = []
+        self._batches = self._send(tensors)
         self._arrays: list[NDArray[np.float64]] | None = None
         self._lock = threading.Lock()
 
@@ -42,39 +41,43 @@ class Arrivals:
         """Each tensor as it was when it was sent."""
         with self._lock:
             if self._arrays is None:
-                flat = [group.wait() for group in self._groups]
-                self._arrays = []
-                for (group, start), shape in zip(self._places, self._shapes, strict=True):
-                    n = int(np.prod(shape))
-                    self._arrays.append(flat[group][start : start + n].reshape(shape))
-                self._groups = []
+                flat = [batch.wait() for batch in self._batches]
+                self._arrays = [
+                    flat[batch][start:end].reshape(shape)
+                    for batch, start, end, shape in self._places
+                ]
+                self._batches = []
             return self._arrays
 
     @torch.no_grad()
-    def _send(self, tensors: Sequence[Tensor]) -> list[_Group]:
-        together: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        order = list(together)
-        sizes: dict[tuple[torch.device, torch.dtype], int] = {}
+    def _send(self, tensors: Sequence[Tensor]) -> list[_Batch]:
+        # There are thousands in a step: each is looked at as little as possible.
+        together: dict[tuple[torch.dtype, int], tuple[int, list[Tensor]]] = {}
+        ends: list[int] = []
         for x in tensors:
-            key = (x.device, x.dtype)
-            if key not in together:
-                together[key], sizes[key] = [], 0
-                order.append(key)
-            together[key].append(x)
-            self._places.append((order.index(key), sizes[key]))
-            sizes[key] += x.numel()
+            key = (x.dtype, x.get_device())
+            found = together.get(key)
+            if found is None:
+                found = together[key] = (len(ends), [])
+                ends.append(0)
+            batch, several = found
+            several.append(x)
+            shape = x.shape
+            start = ends[batch]
+            ends[batch] = end = start + (x.numel() if shape else 1)
+            self._places.append((batch, start, end, shape))
         # What is sent belongs to no `torch.func` transformation, even if one is running.
         with torch._C._DisableFuncTorch():
-            return [_Group(_joined(together[key])) for key in order]
+            return [_Batch(_joined(several)) for _, several in together.values()]
 
 
 def number(x: Tensor) -> Callable[[], float]:
     """One number, later: calling what is returned waits for it."""
     arrived = Arrivals([x.detach()])
-    return lambda: float(arrived.arrays()[0].reshape(-1)[0])
+    return lambda: float(arrived.arrays()[0].item())
 
 
-class _Group:
+class _Batch:
     """One flat tensor, on its way."""
 
     __slots__ = ("_event", "_host")

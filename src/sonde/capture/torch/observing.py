@@ -395,19 +395,23 @@ class Observer:
         try:
             if metric.every is not None and not metric.every(self.capture.step):
                 return
+            if known is not None and id(metric) in known:
+                self.tallies.add(use.label, metric.reduce, known[id(metric)], when=when)
+                return
             first = tensors[0]
             version = _version(first)
             if metric.passes_module:
                 value = metric.fn(*tensors, module=None if use.module is None else use.module())
-            elif known is not None and id(metric) in known:
-                value = known[id(metric)]
             else:
                 value = metric.fn(*tensors)
-                if known is not None and not is_within(value, span):
-                    known[id(metric)] = value
             if version != _version(first):
                 raise RuntimeError("it wrote into the tensor that it was given")
-            self.tallies.add(use.label, metric.reduce, value, when=when, within=span)
+            if not is_within(value, span):
+                if known is not None and not metric.passes_module:
+                    known[id(metric)] = value
+                self.tallies.add(use.label, metric.reduce, value, when=when)
+            else:
+                self.tallies.add(use.label, metric.reduce, value, when=when, within=span)
         except Exception as error:
             use.is_off = True
             self._metric_failed(metric.name, use.label.key, error)

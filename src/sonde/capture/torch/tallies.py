@@ -64,9 +64,8 @@ class Tally:
         self.labels = (label,)
         self.tensors: Sequence[Tensor] = ()
         self._reduce = reduce
-        self._counted = 0
+        self._counted = self._n = 0
         self._sum = math.nan
-        self._n = 0
 
     def number(self, value: float) -> None:
         """A number, which is one element."""
@@ -75,12 +74,12 @@ class Tally:
 
     def tensor(self, value: Tensor) -> None:
         """All elements of a tensor."""
-        n = value.numel()
-        if n == 0:
-            return
         if value.is_complex():
             raise TypeError("it returned complex numbers; return their real part, or modulus")
-        if n > 1:
+        n = value.numel() if value.shape else 1
+        if n != 1:
+            if n == 0:
+                return
             value = self._reduced(value)
         self._counted += n
         if not self.tensors:
@@ -95,7 +94,10 @@ class Tally:
 
     def values(self, arrays: list[Array]) -> Sequence[float]:
         """The number, from what has arrived."""
-        found = [float(a.reshape(-1)[0]) for a in arrays] + [self._sum] * bool(self._n)
+        if len(arrays) == 1 and not self._n:
+            value = arrays[0].item()  # as most of the time
+            return [value / self._counted if self._reduce == "mean" else value]
+        found = [a.item() for a in arrays] + [self._sum] * bool(self._n)
         if self._reduce == "min":
             return [_extremum(min, found)]
         if self._reduce == "max":
@@ -220,7 +222,7 @@ class Tallies:
         if isinstance(value, Tensor):
             if value.requires_grad:
                 value = value.detach()
-            is_kept = value.numel() == 1 or not isinstance(reduce, str)
+            is_kept = not value.shape or value.numel() == 1 or not isinstance(reduce, str)
             if within is not None and is_kept and is_within(value, within):
                 value = value.clone()
             self._entry(label, reduce, when).tensor(value)
@@ -242,9 +244,10 @@ class Tallies:
         entries = self._entries.get(when)
         if entries is None:
             entries = self._entries[when] = {}
-        found = entries.get(label.key)
+        key = label.key
+        found = entries.get(key)
         if found is None:
-            found = entries[label.key] = _made(label, reduce)
+            found = entries[key] = _made(label, reduce)
         return found
 
     def entry(self, key: str, when: tuple[str, int], make: Callable[[], Any]) -> Any:
