@@ -118,6 +118,29 @@ def test_every_way_of_writing_it_gives_the_same(watching, how, masked):
             assert sketch.max == pytest.approx(x[:, h].max().item())
 
 
+def test_heads_of_sequences_of_any_length_go_into_the_same_rows(watching):
+    """Of one sequence, a head lies dense in memory: all of them are read in one go."""
+    model = Attention("sdpa")
+    optimizer = sgd(model)
+    watch, memory = watching(model, optimizer)
+    watch.add_metric("attention")
+    lengths = [6, 6, 9, 3, 6]
+    for t in lengths:
+        model(batch(1, t)).square().sum().backward()
+        with torch.no_grad(), watch.phase("eval"):
+            model(batch(1, 2 * t))
+        optimizer.step()
+    n_rows = sum(rows._next for rows in watch._session.capture.recorder._devices.values())
+    watch.close()
+    for step, t in enumerate(lengths):
+        for phase, length in (("train", t), ("eval", 2 * t)):
+            for h in range(4):
+                for name in ("query", "key", "value", "output"):
+                    sketch = memory.at(step, phase)[f"./attach/head_{h}.{name}"]
+                    assert sketch.count == 4 * length
+    assert n_rows < 2 * 16 + 60
+
+
 def test_grouped_heads(watching):
     class Grouped(Attention):
         def forward(self, x):

@@ -113,7 +113,7 @@ class Group:
 
     __slots__ = ("_touched", "_window", "ids", "indices", "phase")
 
-    def __init__(self, ids: list[int], indices: list[int], phase: str = "train") -> None:
+    def __init__(self, ids: list[int], indices: list[int], phase: str) -> None:
         self.phase = phase
         self.ids = np.array(ids, dtype=np.int32)
         self.indices = np.array(indices, dtype=np.int64)
@@ -198,14 +198,14 @@ class Rows:
         """One of the rows that were put aside, None when they are used up."""
         return self._spare.pop() if self._spare else None
 
-    def new_group(self, ids: list[int]) -> Group | None:
-        """Rows for the sites of these ids; None when there are not enough left."""
+    def new_group(self, ids: list[int], phase: str) -> Group | None:
+        """Rows for the sites of these ids in a phase; None when there are not enough left."""
         first = self._next
         if first + len(ids) > self.limit:
             return None
         self.table.ensure(first + len(ids))
         self._next += len(ids)
-        return Group(ids, list(range(first, self._next)))
+        return Group(ids, list(range(first, self._next)), phase)
 
     def touch_group(self, group: Group, some: list[int] | None = None) -> None:
         """Mark sites of the group as seen: all of them, or some."""

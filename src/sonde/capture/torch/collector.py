@@ -6,6 +6,7 @@ thread-safe: the capture serialises.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -45,18 +46,18 @@ class Collector:
 
     def output(self, tap: Tap, at: Pass, call: int, slot: str, x: Tensor, with_value: bool) -> None:
         """What a module returned: its value, and its gradient when that is known."""
-        key = (call, slot, at.phase)
-        spots = tap.outputs.get(key)
+        spots = tap.outputs.get((call, slot, at.phase))
         if spots is None:
-            spots = tap.outputs[key] = (
+            spots = tap.outputs[call, slot, at.phase] = (
                 _spot(tap, "output", call, slot, at.phase),
                 _spot(tap, "output_grad", call, slot, at.phase),
             )
         seen = at.look(x)
-        if with_value and self.observer is None:
-            seen.row = self._recorder.add(spots[0], x, seen.row)
-        elif with_value:
-            self.value(tap, at, "output", call, slot, x)
+        if with_value:
+            if self.observer is None:
+                seen.row = self._recorder.add(spots[0], x, seen.row)
+            else:
+                self.value(tap, at, "output", call, slot, x)
         if tap.output_grad and x.requires_grad and not spots[1].off:
             if seen.grad is None and x.grad_fn is not None:
                 seen.grad = GradHook(self._owner, spots[1])
@@ -71,6 +72,23 @@ class Collector:
             self._recorder.add(spot, x)
         if self.observer is not None:
             self.observer.see(spot, x)
+
+    def several(
+        self,
+        tap: Tap,
+        at: Pass,
+        kind: Kind,
+        call: int,
+        slots: Sequence[str],
+        tensors: Sequence[Tensor],
+    ) -> None:
+        """Tensors as they are now that are always met together."""
+        spots = [_spot(tap, kind, call, slot, at.phase) for slot in slots]
+        if spots and kind in self._owner.plan.kinds:
+            self._recorder.add_several(spots, tensors)
+        if self.observer is not None:
+            for spot, x in zip(spots, tensors, strict=True):
+                self.observer.see(spot, x)
 
     def watch_gradient(
         self, tap: Tap, at: Pass, kind: Kind, call: int, slot: str, x: Tensor

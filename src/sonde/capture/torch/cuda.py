@@ -25,6 +25,7 @@ from sonde.sketch import take
 
 _stream_of: Final = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _index: 0)
 _current_device: Final = getattr(torch._C, "_cuda_getDevice", lambda: 0)
+_VECTORS: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _ROWS_PER_PAGE: Final = 256
 _KEPT_STRETCHES: Final = 64
 
@@ -120,6 +121,9 @@ class CudaTable:
         if zeros:
             plain.add_zeros(self._pages[index >> 8][index & 255], zeros)
 
+    def takes(self, x: Tensor) -> bool:
+        return plain.is_plain(x) and (plain.is_dense(x) or _runs(x) is not None)
+
     def add_many(
         self,
         indices: NDArray[np.int64],
@@ -147,7 +151,9 @@ class CudaTable:
 
     def take(self) -> Filled:
         stage = next(s for s in self._stage if not s.busy)
-        return stage.fill(self._kernel, self._pages, self._stream())
+        # Rows belong to no `torch.func` transformation, even if one is running.
+        with torch._C._DisableFuncTorch():
+            return stage.fill(self._kernel, self._pages, self._stream())
 
     def discard(self) -> None:
         for base in self._bases:
@@ -198,7 +204,8 @@ class _CudaRows:
 
     def sketches(self, rows: NDArray[np.int64]) -> Sketches:
         self._arrived.synchronize()  # sleeps, and lets other threads run
-        table = self._here.numpy()
+        with torch._C._DisableFuncTorch():
+            table = self._here.numpy()
         if c.available():
             found = c.pack(table, rows, empties=False)
         else:
@@ -227,15 +234,23 @@ class _Stretches:
         codes = np.array([cuda.DTYPES[plain.DTYPES[x.dtype]] for x in tensors], dtype=np.int64)
         pages = np.array(bases, dtype=np.int64)
         addresses = pages[indices >> 8] + (indices & 255) * row.ROW_BYTES
-        pieces = -(-counts // cuda.STRETCH)
+        found = [(0, 0) if plain.is_dense(x) else _runs(x) or (0, 0) for x in tensors]
+        runs, pitches = np.array(found, dtype=np.int64).T
+        whole = np.maximum(runs, 1)  # a stretch ends where a run ends
+        sizes = np.maximum(cuda.STRETCH // whole, 1) * whole
+        pieces = -(-counts // sizes)
         which = np.repeat(np.arange(len(tensors)), pieces)
         nth = np.arange(len(which)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        firsts = nth * sizes[which]
         self._which = which
-        self._offsets = nth * cuda.STRETCH * widths[which]
+        starts = np.where(runs[which] > 0, firsts // whole[which] * pitches[which], firsts)
+        self._offsets = starts * widths[which]
         self._words = np.zeros((len(which), cuda.STRETCH_WORDS), dtype=np.int64)
-        self._words[:, 2] = np.minimum(cuda.STRETCH, counts[which] - nth * cuda.STRETCH)
+        self._words[:, 2] = np.minimum(sizes[which], counts[which] - firsts)
         self._words[:, 3] = addresses[which]
         self._words[:, 4] = codes[which]
+        vectors = cuda.VECTOR // widths
+        self._words[:, 5] = (runs // vectors + (pitches // vectors << 32))[which]
         self._table = torch.empty(self._words.shape, dtype=torch.int64, device=device)
         self._pinned = torch.empty(self._words.shape, dtype=torch.int64, pin_memory=True)
         self._sent = torch.cuda.Event()
@@ -256,6 +271,28 @@ class _Stretches:
             self._sent.record(torch.cuda.current_stream(self._table.device))
             self._at, self._others = at, others
         return self._table.data_ptr(), len(self._words)
+
+
+def _runs(x: Tensor) -> tuple[int, int] | None:
+    """How many values lie next to each other, and how far it is from there to the next as many.
+
+    None if it is not as even as that, or not in whole vectors. The head of attention that a larger
+    tensor holds is.
+    """
+    per = cuda.VECTOR // x.element_size()
+    run, pitch, expected = 1, 0, 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            if pitch:
+                return None
+            pitch = expected = stride
+        elif not pitch:
+            run *= size
+        expected *= size
+    is_whole = pitch > run and run % per == 0 and pitch % per == 0 and x.data_ptr() % 16 == 0
+    return (run, pitch) if is_whole and x.dtype in _VECTORS and x.numel() < 1 << 31 else None
 
 
 def _same(a: NDArray[np.int64] | None, b: NDArray[np.int64] | None) -> bool:

@@ -144,14 +144,15 @@ class Heads:
         capture = self._capture
         if "attach" not in capture.plan.kinds or capture.collector.too_many(tap, call):
             return
-        at = capture._pass()
+        slots: list[str] = []
+        tensors: list[Tensor] = []
         for name in ("query", "key", "value", "output"):
             x: Tensor | None = getattr(heard, name)
-            if x is None:
-                continue
-            x = self._in_heads(x.detach())
-            for h in range(x.shape[1]):
-                capture.collector.add(tap, at, "attach", call, f"head_{h}.{name}", x[:, h])
+            if x is not None:
+                heads = self._in_heads(x.detach()).unbind(1)
+                slots += [f"head_{h}.{name}" for h in range(len(heads))]
+                tensors += heads
+        capture.collector.several(tap, capture._pass(), "attach", call, slots, tensors)
 
     def _in_heads(self, x: Tensor) -> Tensor:
         """(B, H, ...). Heads that a module has put into its batch are told by its own number."""

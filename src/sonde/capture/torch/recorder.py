@@ -18,9 +18,14 @@ from torch import Tensor
 from sonde.capture.drain import Drain, End, Part
 from sonde.capture.rows import Group, Row, Rows, Spot
 from sonde.capture.torch.graphs import Captured, can_capture
-from sonde.capture.torch.tables import PlainTable, Sketcher, Snapshot, difference
+from sonde.capture.torch.tables import (
+    PlainTable,
+    Sketcher,
+    Snapshot,
+    difference,
+    is_one_stretch,
+)
 from sonde.capture.torch.troubles import Troubles
-from sonde.kernels import torch as plain
 from sonde.kernels.torch import Unsupported, name_of
 from sonde.record import Site, SiteInfo
 
@@ -44,6 +49,7 @@ class Recorder:
         self._new_sites: list[SiteInfo] = []
         self._dropped: set[tuple[str, int]] = set()
         self._handed: set[tuple[str, int]] = set()
+        self._several: dict[Spot, Bundle] = {}
         self.capturing: Captured | None = None
 
     def table_on(self, device: torch.device) -> Sketcher:
@@ -163,19 +169,52 @@ class Recorder:
             assert isinstance(old, Tensor)
             self._add_odd(bundle, k, difference(tensors[k], old))
 
-    def prepare(self, spots: list[Spot], tensors: Sequence[Tensor]) -> Bundle:
-        """A bundle for tensors like these: their sites are declared, dense ones get rows."""
+    def add_several(self, spots: list[Spot], tensors: Sequence[Tensor]) -> None:
+        """Sketch views that are seen together, of whatever sizes each time: in one go if it can
+        be."""
+        if self.capturing is not None:
+            self.add_together(self.loose(spots, tensors), tensors)
+            return
+        bundle = self._several.get(spots[0])
+        if bundle is None or bundle.spots != spots:
+            bundle = self._several[spots[0]] = self.prepare(spots, tensors, copied=False)
+        if not bundle.fits(tensors) and not self._refit(bundle, tensors):
+            bundle = self.loose(spots, tensors)
+        self.add_together(bundle, tensors)
+
+    def _refit(self, bundle: Bundle, tensors: Sequence[Tensor]) -> bool:
+        """Prepare the bundle for other sizes; whether it could be. Its rows stay as they are."""
+        if len(bundle.shares) != 1 or bundle.odd:
+            return False
+        share = bundle.shares[0]
+        table: Sketcher = share.rows.table  # type: ignore[assignment]
+        was = [(dtype, device) for _, dtype, device, _ in bundle.sizes]
+        if [(x.dtype, x.get_device()) for x in tensors] != was:
+            return False
+        if not all(x.numel() and table.takes(x) for x in tensors):
+            return False
+        share.group.indices = share.group.indices.copy()  # its identity stood for the sizes
+        bundle.resize(tensors)
+        return True
+
+    def prepare(
+        self, spots: list[Spot], tensors: Sequence[Tensor], *, copied: bool = True
+    ) -> Bundle:
+        """A bundle for tensors like these: their sites are declared, and get rows if their tensors
+        can be read together; if they are to be `copied` or compared, that too."""
         bundle = Bundle(spots, tensors)
-        dense: dict[Rows, list[int]] = {}
+        together: dict[Rows, list[int]] = {}
         for k, x in enumerate(tensors):
-            if plain.is_plain(x) and plain.is_dense(x) and x.numel():
-                dense.setdefault(self._rows_of(x.device), []).append(k)
+            rows = self._rows_of(x.device)
+            table: Sketcher = rows.table  # type: ignore[assignment]
+            if x.numel() and (is_one_stretch(x) if copied else table.takes(x)):
+                together.setdefault(rows, []).append(k)
             else:
                 bundle.odd.append(k)
-        for rows, positions in dense.items():
+        for rows, positions in together.items():
             own = [tensors[k] for k in positions]
             declared = [self._declared(spots[k], tensors[k], rows) for k in positions]
-            group = rows.new_group([spot.id for spot in declared])
+            group = rows.new_group([spot.id for spot in declared], spots[0].phase)
             if group is None:
                 for spot in declared:
                     self._troubles.skip(
@@ -304,8 +343,12 @@ class Bundle:
         self.spots = spots
         self.shares: list[Share] = []
         self.odd: list[int] = []
-        self.sizes = [(x.numel(), x.dtype, x.get_device(), x.stride()) for x in tensors]
         self._last: object = None
+        self.resize(tensors)
+
+    def resize(self, tensors: Sequence[Tensor]) -> None:
+        """Be for tensors of these sizes."""
+        self.sizes = [(x.numel(), x.dtype, x.get_device(), x.stride()) for x in tensors]
 
     def fits(self, tensors: Sequence[Tensor | None]) -> bool:
         """Whether all are there, and as they were prepared for."""

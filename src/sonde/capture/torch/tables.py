@@ -40,6 +40,11 @@ class Sketcher(Table, Protocol):
             sonde.kernels.torch.Unsupported: if the tensor has no values that can be read.
         """
 
+    def takes(self, x: Tensor) -> bool:
+        """Whether `add_many` reads such tensors on this device. All read those that are dense; of
+        others neither copies nor differences can be had."""
+        ...
+
     def add_many(
         self,
         indices: NDArray[np.int64],
@@ -48,7 +53,7 @@ class Sketcher(Table, Protocol):
         copies: Snapshot | None = None,
         olds: Snapshot | None = None,
     ) -> None:
-        """Add each tensor to its row, in one go. The tensors are dense and on this device.
+        """Add each tensor to its row, in one go: tensors on this device that it takes.
 
         With `copies`, they are copied there on the way. With `olds`, it is the differences to these
         that are sketched. The same array of indices stands for tensors of the same sizes and
@@ -137,6 +142,9 @@ class HostTable:
         if zeros:
             plain.add_zeros(torch.from_numpy(self._rows[index]), zeros)
 
+    def takes(self, x: Tensor) -> bool:
+        return is_one_stretch(x)
+
     def add_many(
         self,
         indices: NDArray[np.int64],
@@ -208,6 +216,9 @@ class PlainTable:
     def add(self, index: int, x: Tensor) -> None:
         plain.add(self._rows, index, x)
 
+    def takes(self, x: Tensor) -> bool:
+        return is_one_stretch(x)
+
     def add_many(
         self,
         indices: NDArray[np.int64],
@@ -239,6 +250,11 @@ class _PlainRows:
         with torch._C._DisableFuncTorch():
             table = self._rows.cpu().numpy()
         return take(row.unpack(table), rows)
+
+
+def is_one_stretch(x: Tensor) -> bool:
+    """Whether every table can read it as it lies, copy it, and compare it with its copy."""
+    return plain.is_plain(x) and plain.is_dense(x)
 
 
 def difference(new: Tensor, old: Tensor) -> Tensor:
