@@ -181,7 +181,7 @@ class Watch:
         if session is not None and drain is not None:
             session.capture.troubles.warn = voice.warn
             if budget is not None:
-                budget.spent_s = lambda: session.capture.spent_ns / 1e9
+                budget.spent_s = lambda: session.spent_s
             drain.after_step = self._tell_cost
             _OPEN.add(self)
             # Registered after the writer's own, so that it runs before it.
@@ -397,7 +397,10 @@ class Watch:
         capture = self._session.capture
         wall_s = time.monotonic() - self._began_s
         hooks_s = capture.spent_ns / 1e9
-        overhead = {"hooks_s": hooks_s, "wall_s": wall_s, "share": hooks_s / max(wall_s, 1e-9)}
+        share = hooks_s / max(wall_s, 1e-9)
+        overhead: dict[str, Any] = {"hooks_s": hooks_s, "wall_s": wall_s, "share": share}
+        if (device_cost := self._session.device_cost) is not None:
+            overhead["device"] = device_cost
         if self._budget is not None:
             overhead["budget"] = self._budget.share
             overhead["left_out_steps"] = self._budget.left_out

@@ -217,6 +217,25 @@ def test_twenty_steps_of_full_capture_never_wait(watching, model, how):
     assert not memory.counted("failed")
 
 
+def test_time_on_the_device_is_taken_without_a_wait(watching, model):
+    optimizer = adam(model)
+    watch, memory = watching(model, optimizer, every=4)
+    x = batch(0)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(40):
+            step(model, optimizer, x)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    step(model, optimizer, x)
+    cost = watch._session.device_cost
+    watch.close()
+    assert not memory.counted("failed")
+    assert 0 < cost["other_step_s"] < 1
+    assert 0 < cost["recorded_step_s"] < 1
+
+
 def test_a_scaler_shows_unscaled_gradients_and_skipped_steps(watching, model):
     optimizer = adam(model, fused=True)
     watch, memory = watching(model, optimizer)

@@ -108,6 +108,10 @@ def _cost(overhead: Any) -> str:  # Any: whatever the watch said
     spent, wall = overhead.get("hooks_s"), overhead.get("wall_s")
     if isinstance(spent, int | float) and isinstance(wall, int | float) and wall > 0:
         text = f"hooks took {spent:.3g} s of {wall:.3g} s, {100 * spent / wall:.1f} % of the time"
+        device = overhead.get("device")
+        if isinstance(device, dict) and device.get("other_step_s"):
+            recorded, other = device["recorded_step_s"], device["other_step_s"]
+            text += f"; a recorded step takes {recorded / other:.2f} × another on the device"
         if overhead.get("left_out_steps"):
             share = 100 * overhead.get("budget", 0)
             text += (

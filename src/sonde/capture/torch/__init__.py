@@ -67,6 +67,19 @@ class Session:
         device = first.device if first is not None else torch.device("cpu")
         return self.capture.recorder.table_on(device).kernel
 
+    @property
+    def spent_s(self) -> float:
+        """What recording has cost so far: on the host, or on the device if that is more."""
+        meter = self._optimizers.meter
+        return max(self.capture.spent_ns / 1e9, 0.0 if meter is None else meter.added_s)
+
+    @property
+    def device_cost(self) -> dict[str, float] | None:
+        """How long recorded and other steps take on the device, where that is known."""
+        meter = self._optimizers.meter
+        cost = None if meter is None else meter.cost
+        return None if cost is None else cost._asdict()
+
     def watches(self, model: object) -> bool:
         """Whether this is the model, with or without a wrapper around it."""
         if not isinstance(model, nn.Module):

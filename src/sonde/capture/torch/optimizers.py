@@ -23,6 +23,7 @@ from sonde.capture.leaves import leaves
 from sonde.capture.rows import Spot
 from sonde.capture.torch import arrivals
 from sonde.capture.torch.hooks import MAX_SLOTS
+from sonde.capture.torch.meter import meter_for
 from sonde.capture.torch.naming import Named
 from sonde.capture.torch.recorder import Bundle, Kept
 from sonde.capture.torch.session import Capture
@@ -106,6 +107,7 @@ class Optimizers:
         self._stepped: set[int] = set()
         self._off: set[str] = set()
         self._version = -1
+        self.meter = None if capture.model is None else meter_for(capture.model)
         self._handles = [
             handle
             for optimizer in optimizers
@@ -171,7 +173,19 @@ class Optimizers:
 
     def _end(self) -> None:
         self._forget_kept()
+        self._guarded_mark()
         self._capture.end_step()
+
+    def _guarded_mark(self) -> None:
+        """Take the time on the device; no more if that fails."""
+        capture = self._capture
+        if self.meter is None or capture.is_closed or capture.recorder.capturing is not None:
+            return
+        try:
+            self.meter.mark(is_recorded=capture.recording)
+        except Exception as error:
+            self.meter = None
+            capture.troubles.failed("time on the device", error)
 
     def _forget_kept(self) -> None:
         for party in self._parties.values():
