@@ -2,6 +2,8 @@
 eager mode."""
 
 import copy
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -193,6 +195,74 @@ def test_checkpointing_under_compile_counts_once(watching):
 def test_in_place_operations_under_compile(watching):
     check(watching, InPlace(), whole)
     assert graphs() == (1, 0)
+
+
+@pytest.mark.parametrize("compile_", [traced, by_block])
+@pytest.mark.parametrize("is_older", [False, True])
+def test_a_twin_that_nobody_watches_does_not_lend_its_code(watching, compile_, is_older):
+    """Models of one class share what is compiled for them, if the compiler sees no difference."""
+    twin, model = Net(blocks=3), Net(blocks=3)
+    call_twin, call = compile_(twin), compile_(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(5, 8)
+    before = torch._dynamo.config.skip_nnmodule_hook_guards
+    if is_older:
+        call_twin(x).sum().backward()
+    watch, memory = watching(model, optimizer)
+    for i in range(4):
+        call_twin(x).sum().backward()
+        call(x).sum().backward()
+        optimizer.step()
+        if i == 1:
+            n_graphs = graphs()
+    watch.close()
+    for step in range(4):
+        assert {"blocks.1.up/output/0", "blocks.2.act#1/output/0"} <= set(memory.at(step))
+    assert graphs() == n_graphs
+    assert torch._dynamo.config.skip_nnmodule_hook_guards == before
+
+
+LATE = """
+import sys, torch, sonde
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.down(self.up(x).relu())
+
+class Memory:
+    name = "memory"
+    def __init__(self): self.names, self.ids = {}, set()
+    def sites(self, infos): self.names |= {i.id: i.site.name for i in infos}
+    def sketches(self, batch): self.ids |= set(batch.ids.tolist())
+    def numbers(self, batch): pass
+    def event(self, event): pass
+    def close(self, reason): pass
+
+memory, model, twin = Memory(), Net(), Net()
+watch = sonde.watch(model, every=1, dir=sys.argv[1], sinks=[memory])
+assert "torch._dynamo" not in sys.modules  # an optimizer would bring it
+call_twin, call = (torch.compile(m, fullgraph=True, backend="aot_eager") for m in (twin, model))
+x = torch.randn(3, 4)
+for _ in range(2):
+    call_twin(x).sum().backward()
+    call(x).sum().backward()
+    watch.step()
+watch.close()
+found = {memory.names[i] for i in memory.ids}
+assert {"up/output/0", "down/output/0"} <= found, found
+"""
+
+
+def test_a_compiler_that_comes_after_the_watch_is_noticed(tmp_path):
+    ran = subprocess.run(
+        [sys.executable, "-c", LATE, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
 
 
 @pytest.mark.parametrize("compile_", [in_place, by_block])

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable
 from types import CodeType
 from typing import Any, Final, NamedTuple, TypeVar
-from weakref import WeakValueDictionary, ref
+from weakref import WeakSet, WeakValueDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -86,6 +86,9 @@ _PLACES: Final[list[_Place]] = []
 _TAPS: Final[WeakValueDictionary[int, Tap]] = WeakValueDictionary()
 """Taps by the address of the tensor that stands for them in shared code. Weak, as all here: a graph
 may outlive the watch."""
+_MINDING: Final[WeakSet[Owner]] = WeakSet()
+_BEFORE: Final[list[bool]] = []
+"""What the compiler did about modules without hooks before anybody minded."""
 _TRACE: Final = _Trace()  # torch compiles one frame at a time
 _LOCK: Final = threading.Lock()
 
@@ -143,6 +146,31 @@ def share(tap: Tap) -> None:
     if tap.key is None:
         tap.key = torch.zeros((), dtype=torch.int64)
         _TAPS[tap.key.data_ptr()] = tap
+
+
+def mind_hooks(owner: Owner) -> bool:
+    """Have the compiler, if it is there, see to it that modules without hooks stay so.
+
+    It does not look for hooks where there were none: so code that was compiled for a model that
+    nobody watches would be taken for a watched one of the same class, and have none of our taps.
+    """
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is None or not hasattr(dynamo, "config"):  # not there, or being imported
+        return False
+    with _LOCK:
+        if not _MINDING:
+            _BEFORE.append(dynamo.config.skip_nnmodule_hook_guards)
+        dynamo.config.skip_nnmodule_hook_guards = False
+        _MINDING.add(owner)
+    return True
+
+
+def mind_no_more(owner: Owner) -> None:
+    """The owner's hooks are gone: be as before when all are."""
+    with _LOCK:
+        _MINDING.discard(owner)
+        if not _MINDING and _BEFORE:
+            sys.modules["torch._dynamo"].config.skip_nnmodule_hook_guards = _BEFORE.pop()
 
 
 def forget_compiled(modules: list[nn.Module]) -> bool:

@@ -82,10 +82,8 @@ class Capture:
         self.observer: Observer | None = None
         self.asleep = False
         self.is_closed = False
-        self.spent_ns = 0
         self.scanned_step = -1
-        self.dropped_steps = 0
-        self.recorded_steps = 0
+        self.spent_ns = self.dropped_steps = self.recorded_steps = 0
         self._first_step = step
         self._model = ref(model)
         self._root = ref(naming.unwrapped(model))
@@ -382,6 +380,7 @@ class Capture:
                 self.recorder.end_phases(besides="train")
         self._phase = phase
         self.passes_begun += 1
+        self.taps.mind()
         at.begin(phase)
         if phase == "train" and self._between:
             self._between = False

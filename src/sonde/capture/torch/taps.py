@@ -27,7 +27,18 @@ class Taps:
         self._version = -1
         self._taps: dict[int, Tap] = {}
         self._is_resting = False
+        self._is_minded = False
         self._follows = False
+
+    def mind(self) -> None:
+        """Once there is a compiler, have it tell this model from others of its class."""
+        if not self._is_minded and compiled.mind_hooks(self._owner):
+            self._is_minded = True
+            known = [m for tap in self._taps.values() if (m := tap.module()) is not None]
+            if compiled.forget_compiled(known):
+                self._troubles.tell(
+                    "recompiled", "code that may be of a model without hooks is compiled again"
+                )
 
     def scan(self, root: nn.Module | None) -> None:
         """Hook the modules that are new, let go of those that are gone."""
@@ -55,6 +66,7 @@ class Taps:
                 is_new = True
         for tap in before.values():
             take_off(tap, self._number)
+        self.mind()
         if is_new and compiled.forget_compiled([m for _, m in present]):
             self._troubles.tell(
                 "recompiled", "code compiled before it was watched is compiled again when called"
@@ -110,6 +122,7 @@ class Taps:
 
     def remove(self) -> None:
         """Take every hook off."""
+        compiled.mind_no_more(self._owner)
         for tap in self._taps.values():
             take_off(tap, self._number)
         self._taps.clear()
