@@ -921,3 +921,22 @@ def test_nothing_recorded_is_the_empty_sketch(watching):
         watch.step()
     watch.close()
     assert Sketch.merged(memory.at(0).values()).nans == 0
+
+
+def test_a_gradient_that_stands_for_zeros_is_recorded_as_zeros(watching):
+    """It has no memory: to read it with the others would fail, or end the process."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch, memory = watching(model, optimizer)
+    for i in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(4, 3)).sum().backward()
+        if i == 1:
+            model.weight.grad = torch._efficientzerotensor((2, 3))
+        optimizer.step()
+    watch.close()
+    assert memory.counted("failed") == {}
+    found = [memory.at(i)["./param_grad/weight"] for i in range(3)]
+    assert [s.count for s in found] == [6, 6, 6]
+    assert [s.zeros for s in found] == [0, 6, 0]
+    assert memory.at(1)["./param_grad/bias"].zeros == 0

@@ -378,5 +378,7 @@ class Bundle:
             yield k, copy
 
     def fits_at(self, k: int, x: Tensor | None) -> bool:
-        """Whether this one is there, and as it was prepared for."""
-        return x is not None and (x.numel(), x.dtype, x.get_device(), x.stride()) == self.sizes[k]
+        """Whether this one is there, and as it was prepared for: in memory, too."""
+        if x is None or x._is_zerotensor():
+            return False
+        return (x.numel(), x.dtype, x.get_device(), x.stride()) == self.sizes[k]
