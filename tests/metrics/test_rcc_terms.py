@@ -192,3 +192,21 @@ def test_the_change_is_the_sum_of_both():
     found = terms(t)
     torch.testing.assert_close(found["effective"], (t.A - t.C).norm(dim=-1))
     torch.testing.assert_close(found["propagating"], (t.C - t.B).norm(dim=-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("make", [lambda: nn.Linear(6, 5), lambda: nn.LayerNorm(6), nn.Identity])
+def test_activations_of_half_precision_are_compared_in_full(make, dtype):
+    """Under autocast activations are half as wide as parameters; their differences must not be."""
+    module, first = pair(make())
+    wide = triple(module, first, *inputs(4, 6))
+    half = [getattr(wide, k).to(dtype) for k in ("A", "B", "C", "x", "first_x")]
+    expected = means(Triple(module, first, *(y.float() for y in half)))
+    found = terms(Triple(module, first, *half))
+    assert {v.dtype for k, v in found.items() if not k.startswith("weight/in")} == {torch.float32}
+    rounding = 1e-2 if isinstance(module, nn.LayerNorm) else 0.0  # of the input it normalises
+    for k, v in expected.items():
+        is_rounded = k.startswith("weight/input")
+        assert found[k].double().mean().item() == pytest.approx(
+            v, rel=rounding if is_rounded else 1e-5, abs=rounding if is_rounded else 1e-6
+        ), k

@@ -44,7 +44,7 @@ class Triple:
 def terms(t: Triple) -> dict[str, Tensor]:
     """Norms per sample and position, by term. Their means are what is recorded."""
     d = feature_dim(t.module, t.A)
-    room = torch.empty(t.A.shape, dtype=_wide(t.A).dtype, device=t.A.device)
+    room = torch.empty(t.A.shape, dtype=_wide(t.A.dtype), device=t.A.device)
     found = {"effective": _norm(_difference(t.A, t.C, room), d)}
     if isinstance(t.module, nn.Embedding | nn.EmbeddingBag):
         return found
@@ -62,9 +62,9 @@ def terms(t: Triple) -> dict[str, Tensor]:
 
 
 def _of_input(x: Tensor, first: Tensor | None, d: int) -> dict[str, Tensor]:
-    found = {"input": _norm(_wide(x), d)}
+    found = {"input": _norm(x, d)}
     if first is not None:
-        found["input_drift"] = _norm(_wide(x) - _wide(first), d)
+        found["input_drift"] = _norm(x.to(_wide(x.dtype)) - first, d)
     return found
 
 
@@ -89,8 +89,11 @@ def _without_bias(t: Triple, effective: Tensor, room: Tensor, d: int) -> dict[st
         return {}
     mine, its = _bias(t.module, t.A, d), _bias(t.first_module, t.A, d)
     if mine is None or its is None:
-        first = _norm(_wide(t.B), d)
-        return {"effective": effective, "output": _norm(_wide(t.A), d), "first_output": first}
+        return {
+            "effective": effective,
+            "output": _norm(t.A, d),
+            "first_output": _norm(t.B, d),
+        }
     return {
         "effective": _norm(room.sub_(mine - its), d),
         "output": _norm(_difference(t.A, mine, room), d),
@@ -118,7 +121,7 @@ def _bias(module: nn.Module, y: Tensor, d: int) -> Tensor | None:
     bias = getattr(module, "bias", None)
     if not isinstance(bias, Tensor):
         return None
-    bias = _wide(bias.detach())
+    bias = bias.detach().to(_wide(bias.dtype))
     if bias.dim() > 1:  # a LayerNorm over several dimensions
         return bias
     shape = [1] * y.dim()
@@ -127,17 +130,20 @@ def _bias(module: nn.Module, y: Tensor, d: int) -> Tensor | None:
 
 
 def _norm(x: Tensor, d: int) -> Tensor:
-    found: Tensor = torch.linalg.vector_norm(x, dim=d)
+    found: Tensor = torch.linalg.vector_norm(x, dim=d, dtype=_wide(x.dtype))
     return found
 
 
 def _difference(a: Tensor, b: Tensor, room: Tensor) -> Tensor:
-    """The difference, in memory that is there already: new memory costs a CPU as much."""
-    a, b = _wide(a), _wide(b)
-    if a.dtype == b.dtype == room.dtype and a.shape == room.shape:
+    """The difference, in memory that is there already: new memory costs a CPU as much.
+
+    It is as wide as the wider of the two, so one of them has to be: the other is not copied.
+    """
+    b = b.to(_wide(b.dtype))
+    if torch.promote_types(a.dtype, b.dtype) == room.dtype and a.shape == room.shape:
         return torch.sub(a, b, out=room)
     return a - b
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return dtype if dtype in (torch.float32, torch.float64) else torch.float32
