@@ -299,6 +299,11 @@ def test_decorated_partial_and_instance_methods():
         ("layrs.0", r"matches no module and no method of Model.*`layers\.0`"),
         ("layers.0.attn.forwrd", r"`layers\.0\.attn\.forward`"),
         ("layers.*.attn.forward.k", r"no variable `k` in `layers\.0\.attn\.forward`"),
+        (
+            "layers.*.atn.forward.k",
+            r"no module and no method.*nearest.*`layers\.\d\.attn\.forward`",
+        ),
+        ("**.atn.forward.k", r"no module and no method.*nearest.*attn\.forward`"),
         ("head.2", r"matches no module"),
         ("forward..x", "empty component"),
         ("", "empty component"),

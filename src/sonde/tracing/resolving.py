@@ -158,8 +158,11 @@ def _can_match(place: Place) -> bool:
 def _cannot_match(path: Path, found: Sequence[Place], tree: Tree) -> str:
     kind = type(tree.root).__name__
     in_methods = [p for p in found if p.method is not None and p.inner]
-    if in_methods:
-        return _no_variable(path, in_methods)
+    # The closest: what was meant for a module may have been taken for variables of a method.
+    least = min((len(p.inner) for p in in_methods), default=0)
+    closest = [p for p in in_methods if len(p.inner) == least]
+    if closest and (least == 1 or not is_wild(path.parts[-least - 1])):
+        return _no_variable(path, closest)
     known = list(islice(_all_names(tree), _MAX_NAMES))
     nearest = suggestion(path.text, known) or f" Names begin with {quoted(known[:5])}."
     return f"`{path.text}` matches no module and no method of {kind}.{nearest}"
