@@ -10,12 +10,14 @@ does not see (through `.data`, or by a foreign kernel into an existing tensor) i
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, Final
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.fx import _symbolic_trace
 
 from sonde.capture.rows import Row, Spot
 from sonde.capture.torch.hooks import GradHook
@@ -27,6 +29,12 @@ current_backward: Final = torch._C._current_graph_task_id
 A forward inside of a backward is a recomputation (activation checkpointing), to be counted once.
 torch's own checkpointing asks the same way.
 """
+
+is_fx_tracing: Final[Callable[[], bool]] = getattr(
+    _symbolic_trace, "is_fx_symbolic_tracing", _symbolic_trace.is_fx_tracing
+)
+"""Whether `torch.fx` runs a model in this thread to see what it does. (The second of these is what
+there was first.)"""
 
 _CALL: Final[CodeType] = nn.Module._call_impl.__code__
 

@@ -27,7 +27,6 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
-from torch.fx import _symbolic_trace
 from torch.nn.utils.parametrize import ParametrizationList
 
 from sonde.capture.drain import Drain, Numbers
@@ -43,6 +42,7 @@ from sonde.capture.torch.passes import (
     Checkpoints,
     Pass,
     current_backward,
+    is_fx_tracing,
     is_inside_call_of,
     pop,
 )
@@ -490,7 +490,7 @@ class Capture:
 
 def _is_being_traced() -> bool:
     """Whether `torch.jit` or `torch.fx` looks at the model: such a call is none of ours."""
-    return torch._C._get_tracing_state() is not None or _symbolic_trace._is_fx_tracing_flag
+    return torch._C._get_tracing_state() is not None or is_fx_tracing()
 
 
 def _is_replica(module: nn.Module) -> bool:
