@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from sonde._errors import SondeError, SondeWarning
 from sonde.capture.budget import Budget
@@ -424,6 +424,9 @@ class _Voice:
             warnings.warn(text, SondeWarning, stacklevel=3)
 
 
+_OLDEST_TORCH: Final = "2.11"
+"""The oldest that the tests pass with."""
+
 _OPEN: set[Watch] = set()
 """Watches that are not closed, for `unwatch` and for forked children."""
 
@@ -473,6 +476,14 @@ def _torch_capture() -> Any:
     """The torch side, loaded on first use. `Any`: a module."""
     if sys.modules.get("torch") is None:
         raise SondeError("`model` must be a torch.nn.Module; torch has not been imported.")
+    from torch.torch_version import TorchVersion
+
+    found = TorchVersion(sys.modules["torch"].__version__)
+    if found < _OLDEST_TORCH:
+        raise SondeError(
+            f"Sonde needs torch {_OLDEST_TORCH} or newer, and this is {found}, whose compiler "
+            "fails on a watched model. Upgrade torch."
+        )
     import sonde.capture.torch
 
     return sonde.capture.torch

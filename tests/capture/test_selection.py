@@ -248,3 +248,10 @@ def test_a_wrapper_around_an_optimizer_is_seen_through(watching):
     scheduler.step()
     watch.close()
     assert "2/update/weight" in memory.at(0)
+
+
+def test_a_torch_that_is_too_old_is_refused_by_name(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch, "__version__", "2.6.0+cu124")
+    with pytest.raises(sonde.SondeError, match=r"needs torch 2\.11 or newer, and this is 2\.6\.0"):
+        sonde.watch(nn.Linear(2, 2), dir=tmp_path)
+    assert not list(tmp_path.iterdir())
