@@ -222,6 +222,20 @@ def test_a_twin_that_nobody_watches_does_not_lend_its_code(watching, compile_, i
     assert torch._dynamo.config.skip_nnmodule_hook_guards == before
 
 
+def test_the_compiler_is_as_before_also_if_a_watch_was_lost():
+    class Lost:
+        pass
+
+    before = torch._dynamo.config.skip_nnmodule_hook_guards
+    owners = [Lost(), Lost()]
+    compiled.mind_hooks(owners[0])
+    del owners[0]
+    compiled.mind_hooks(owners[0])
+    assert torch._dynamo.config.skip_nnmodule_hook_guards is False
+    compiled.mind_no_more(owners[0])
+    assert torch._dynamo.config.skip_nnmodule_hook_guards == before
+
+
 LATE = """
 import sys, torch, sonde
 from torch import nn

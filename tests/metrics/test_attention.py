@@ -141,6 +141,28 @@ def test_heads_of_sequences_of_any_length_go_into_the_same_rows(watching):
     assert n_rows < 2 * 16 + 60
 
 
+def test_attention_of_several_forms_in_one_call_takes_no_more_rows_each_time(watching):
+    class Both(nn.Module):
+        def forward(self, x):
+            q = x.unflatten(-1, (4, 4)).transpose(1, 2)
+            sonde.attention(q, q, q)  # nothing is known of what comes out
+            return F.scaled_dot_product_attention(q, q, q)
+
+    model = nn.Sequential(nn.Linear(16, 16), Both())
+    optimizer = sgd(model)
+    watch, memory = watching(model, optimizer)
+    watch.add_metric("attention")
+    used = []
+    for _ in range(5):
+        model(batch(1)).square().sum().backward()
+        optimizer.step()
+        used.append(sum(r._next for r in watch._session.capture.recorder._devices.values()))
+    watch.close()
+    assert used[1:] == used[1:2] * 4
+    counts = [memory.at(i)["1/attach/head_2.query"].count for i in range(5)]
+    assert counts == [2 * 6 * 4] * 5
+
+
 def test_grouped_heads(watching):
     class Grouped(Attention):
         def forward(self, x):

@@ -154,13 +154,13 @@ def mind_hooks(owner: Owner) -> bool:
     It does not look for hooks where there were none: so code that was compiled for a model that
     nobody watches would be taken for a watched one of the same class, and have none of our taps.
     """
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is None or not hasattr(dynamo, "config"):  # not there, or being imported
+    config: Any = getattr(sys.modules.get("torch._dynamo"), "config", None)
+    if not hasattr(config, "skip_nnmodule_hook_guards"):  # not there, or being imported
         return False
     with _LOCK:
-        if not _MINDING:
-            _BEFORE.append(dynamo.config.skip_nnmodule_hook_guards)
-        dynamo.config.skip_nnmodule_hook_guards = False
+        if not _BEFORE:  # not `_MINDING`: an owner may be gone without a word
+            _BEFORE.append(config.skip_nnmodule_hook_guards)
+        config.skip_nnmodule_hook_guards = False
         _MINDING.add(owner)
     return True
 

@@ -135,12 +135,12 @@ class CudaTable:
     ) -> None:
         others = copies or olds
         mode = cuda.COPY if copies else cuda.DIFFERENCE if olds else cuda.PLAIN
-        found = self._stretches.get(id(indices))
+        found = self._stretches.pop(id(indices), None)
         if found is None or found.indices is not indices:
             if len(self._stretches) >= _KEPT_STRETCHES:
-                self._stretches.clear()
+                del self._stretches[next(iter(self._stretches))]  # used longest ago
             found = _Stretches(self.device, self._bases, indices, tensors)
-            self._stretches[id(indices)] = found
+        self._stretches[id(indices)] = found
         table, n = found.point(tensors, None if others is None else others.addresses)
         gate = self._gate_address if gated else 0
         self._kernel.many(mode, table, n, stream=self._stream(), gate=gate)

@@ -49,7 +49,7 @@ class Recorder:
         self._new_sites: list[SiteInfo] = []
         self._dropped: set[tuple[str, int]] = set()
         self._handed: set[tuple[str, int]] = set()
-        self._several: dict[Spot, Bundle] = {}
+        self._several: dict[tuple[Spot, ...], Bundle] = {}
         self.capturing: Captured | None = None
 
     def table_on(self, device: torch.device) -> Sketcher:
@@ -175,9 +175,10 @@ class Recorder:
         if self.capturing is not None:
             self.add_together(self.loose(spots, tensors), tensors)
             return
-        bundle = self._several.get(spots[0])
-        if bundle is None or bundle.spots != spots:
-            bundle = self._several[spots[0]] = self.prepare(spots, tensors, copied=False)
+        key = tuple(spots)
+        bundle = self._several.get(key)
+        if bundle is None:
+            bundle = self._several[key] = self.prepare(spots, tensors, copied=False)
         if not bundle.fits(tensors) and not self._refit(bundle, tensors):
             bundle = self.loose(spots, tensors)
         self.add_together(bundle, tensors)

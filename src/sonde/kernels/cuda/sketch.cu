@@ -122,7 +122,7 @@ __device__ __noinline__ Wide wide(Wide a, double d) {
 
 // -- formats ------------------------------------------------------------------------------------
 
-#define NARROW_FORMATS(DO) DO(F32) DO(F16) DO(BF16) DO(E4M3FN) DO(E5M2) DO(E4M3FNUZ) DO(E5M2FNUZ) \
+#define NARROW_FORMATS(DO) DO(F32) DO(F16) DO(BF16) DO(E4M3FN) DO(E5M2) DO(E4M3FNUZ) DO(E5M2FNUZ)  \
   DO(I8) DO(U8) DO(BOOL) DO(I16) DO(U16)
 #define WIDE_FORMATS(DO) DO(F64) DO(I32) DO(U32) DO(I64) DO(U64)
 
@@ -588,15 +588,15 @@ __device__ __forceinline__ void empty() {
 
 // One tensor, dense in memory. A closed gate (an int in device memory) makes it do nothing.
 #define ONE(D)                                                                                     \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1)                                  \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1)                                         \
       one_##D(const void *x, i64 n, u64 *row, u64 repeat, const int *gate) {                       \
     if (gate && !*gate) return;                                                                    \
     empty();                                                                                       \
     Acc a;                                                                                         \
     reset(a);                                                                                      \
     i64 threads = (i64)gridDim.x * THREADS;                                                        \
-    sweep<D, PLAIN>(x, 0, n, (i64)blockIdx.x * THREADS + threadIdx.x, threads, a);              \
-    finish(a, row, blockIdx.x ? 0 : n, repeat);                                              \
+    sweep<D, PLAIN>(x, 0, n, (i64)blockIdx.x * THREADS + threadIdx.x, threads, a);                 \
+    finish(a, row, blockIdx.x ? 0 : n, repeat);                                                    \
   }
 ONE(F32) ONE(F16) ONE(BF16) ONE(E5M2)
 #if HAS_E4M3
@@ -654,10 +654,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const Shape shape = {{n0, n1, n2, n3, n4}, {s0, s1, s2, s3, s4}};
   const bool dense = n4 == n && s4 == 1;
   empty();
-#define VALUES(D)                                     \
-  case D:                                             \
-    if (dense) values<D>(a, x, n, Dense());        \
-    else values<D>(a, x, n, shape);                \
+#define VALUES(D)                            \
+  case D:                                    \
+    if (dense) values<D>(a, x, n, Dense());  \
+    else values<D>(a, x, n, shape);          \
     break;
   if (is_wide(format)) {
     Wide a;
@@ -743,7 +743,7 @@ template <int MODE> __device__ __forceinline__ void run(const Stretch *table, in
 }
 
 #define MANY(NAME, MODE)                                                                           \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1)                                  \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1)                                         \
       NAME(const Stretch *table, int n, const int *gate) {                                         \
     if (gate && !*gate) return;                                                                    \
     run<MODE>(table, n);                                                                           \
