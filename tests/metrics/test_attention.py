@@ -144,7 +144,7 @@ def test_heads_of_sequences_of_any_length_go_into_the_same_rows(watching):
 def test_attention_of_several_forms_in_one_call_takes_no_more_rows_each_time(watching):
     class Both(nn.Module):
         def forward(self, x):
-            q = x.unflatten(-1, (4, 4)).transpose(1, 2)
+            q = x.unflatten(-1, (4, 4)).transpose(1, 2).contiguous()
             sonde.attention(q, q, q)  # nothing is known of what comes out
             return F.scaled_dot_product_attention(q, q, q)
 
