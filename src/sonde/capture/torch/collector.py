@@ -11,12 +11,12 @@ from typing import Any
 
 from torch import Tensor
 
-from sonde.capture.rows import Spot
+from sonde.capture.rows import Row, Spot
 from sonde.capture.torch.hooks import MAX_SLOTS, GradHook
 from sonde.capture.torch.observing import Observer
-from sonde.capture.torch.passes import Leaves, Pass, Seen
+from sonde.capture.torch.passes import Held, Leaves, Pass, Seen
 from sonde.capture.torch.recorder import Recorder
-from sonde.capture.torch.tap import Owner, Tap
+from sonde.capture.torch.tap import Key, Owner, Tap
 from sonde.capture.torch.troubles import Troubles
 from sonde.record import Kind
 
@@ -29,11 +29,14 @@ class Collector:
         self._recorder = recorder
         self._troubles = troubles
         self._leaves = Leaves()
+        self._tangent = Held()
+        self._keyed: dict[tuple[Key, str], list[Spot]] = {}
         self.observer: Observer | None = None
 
     def clear(self) -> None:
         """The step is over: no gradient of a leaf belongs to it any more."""
         self._leaves.clear()
+        self._tangent.clear()
 
     def value(self, tap: Tap, at: Pass, kind: Kind, call: int, slot: str, x: Tensor) -> None:
         """A tensor as it is now."""
@@ -53,6 +56,8 @@ class Collector:
                 _spot(tap, "output_grad", call, slot, at.phase),
             )
         seen = at.look(x)
+        row = at.returned.row_of(x) if seen.row is None else None
+        seen.row = seen.row or row
         if with_value:
             if self.observer is None:
                 seen.row = self._recorder.add(spots[0], x, seen.row)
@@ -60,18 +65,24 @@ class Collector:
                 self.value(tap, at, "output", call, slot, x)
         if tap.output_grad and x.requires_grad and not spots[1].off:
             if seen.grad is None and x.grad_fn is not None:
-                seen.grad = GradHook(self._owner, spots[1])
+                seen.grad = GradHook(self._owner, spots[1], returned=row is not None)
                 x.register_hook(seen.grad)
             else:
                 self._hook(seen, x, spots[1])
 
-    def add(self, tap: Tap, at: Pass, kind: Kind, call: int, slot: str, x: Tensor) -> None:
-        """A tensor as it is now, of which nothing is known: to be read in any case."""
-        spot = _spot(tap, kind, call, slot, at.phase)
-        if kind in self._owner.plan.kinds:
-            self._recorder.add(spot, x)
-        if self.observer is not None:
-            self.observer.see(spot, x)
+    def compiled(self, key: Key, at: Pass, x: Tensor) -> None:
+        """A tensor in compiled code, at all the places where it is seen."""
+        spots = self._keyed.get((key, at.phase))
+        if spots is None:
+            spots = self._keyed[key, at.phase] = [
+                _spot(tap, *place, at.phase)
+                for tap, place in key.places()
+                if not self.too_many(tap, place.call)
+            ]
+        row = self._tangent.row_of(x) if key.returned and key.is_gradient else None
+        row = self._add(spots, x, row)
+        if key.returned and at.stack and not key.is_gradient:  # whose end is going to be seen
+            at.returned.put(x, row)
 
     def several(
         self,
@@ -100,6 +111,15 @@ class Collector:
         if not spot.off:
             self._hook(at.look(x), x, spot)
 
+    def _add(self, spots: Sequence[Spot], x: Tensor, row: Row | None) -> Row | None:
+        """A tensor at several spots, to be read unless a row holds it; the row that does then."""
+        for spot in spots:
+            if self.observer is None or spot.kind in self._owner.plan.kinds:
+                row = self._recorder.add(spot, x, row)
+            if self.observer is not None:
+                self.observer.see(spot, x)
+        return row
+
     def _hook(self, seen: Seen, x: Tensor, spot: Spot) -> None:
         if seen.grad is not None:
             seen.grad.spots.append(spot)
@@ -109,17 +129,11 @@ class Collector:
             seen.grad = GradHook(self._owner, spot)
             x.register_hook(seen.grad)
 
-    def gradient(self, spots: list[Spot], grad: Tensor) -> None:
+    def gradient(self, spots: list[Spot], grad: Tensor, returned: bool) -> None:
         """The gradient of a tensor that was met at these spots."""
-        row = None
-        if self.observer is None:
-            for spot in spots:
-                row = self._recorder.add(spot, grad, row)
-            return
-        for spot in spots:
-            if spot.kind in self._owner.plan.kinds:
-                row = self._recorder.add(spot, grad, row)
-            self.observer.see(spot, grad)
+        row = self._add(spots, grad, None)
+        if returned:
+            self._tangent.put(grad, row)
 
     def limited(self, tap: Tap, found: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
         """As many tensors of a call as are told apart."""

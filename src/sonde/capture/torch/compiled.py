@@ -7,8 +7,9 @@ hook does. It returns nothing and is marked as having an effect, so it is neithe
 across writes to its argument; no state of ours is read while tracing that could change later, so a
 schedule that fires causes no recompilation.
 
-There are two operators. `sonde::tap(x, key)` has its place as a constant. Where one compiled piece
-of code serves several modules (blocks that are compiled one by one), the module must not be a
+There are two operators. `sonde::tap(x, key)` has its place as a constant; a tensor that several
+modules return or are given has one for all of them. Where one compiled piece of code serves several
+modules (blocks that are compiled one by one), the module must not be a
 constant: `sonde::tap_of(x, module, place)` gets it as a tensor, whose address says who it is.
 
 Calls of a module are numbered within the code that is compiled together.
@@ -20,14 +21,19 @@ import importlib.util
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial, wraps
 from types import CodeType
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 from weakref import WeakSet, WeakValueDictionary, ref
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
-from sonde.capture.torch.tap import SIGNED, Owner, Tap
+from sonde.capture.torch.returned import returned
+from sonde.capture.torch.tap import SIGNED, Key, Owner, Place, Tap
+from sonde.capture.torch.untapped import Compiler, both
 from sonde.record import Kind
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,33 +47,32 @@ _LIBRARY.define("tap(Tensor x, int key) -> ()")
 _LIBRARY.define("tap_of(Tensor x, Tensor module, int place) -> ()")
 
 
-class _Place(NamedTuple):
-    """What a tap in a graph sees of a module."""
-
-    kind: Kind
-    call: int
-    slot: str
-
-
 class _Trace:
-    """What is being traced: the modules whose calls have begun, and how often each was called."""
+    """What is being traced: the modules whose calls have begun, how often each was called, who owns
+    them."""
 
     def __init__(self) -> None:
         self.context: Any = None
+        self.owners: WeakSet[Owner] = WeakSet()
         self.stack: list[tuple[Tap, int]] = []
         self.calls: dict[Tap, int] = {}
+        self.keys: dict[tuple[str, bool, int], tuple[ref[Tensor], int, int]] = {}
+        self.last: Callable[[], Tensor | None] = lambda: None
 
     def now(self) -> _Trace:
         """This, emptied if a new trace has begun: a retry, a recompilation, another function."""
         context = torch._guards.TracingContext.try_get()
         if self.context is None or self.context() is not context:
             self.context = ref(context) if context is not None else None
+            self.owners = WeakSet()
             self.stack.clear()
             self.calls.clear()
+            self.keys.clear()
         return self
 
     def begin(self, tap: Tap) -> None:
         tap.owner.traced()
+        self._add(tap.owner, is_shared=tap.key is not None)
         call = self.calls.get(tap, 0)
         self.calls[tap] = call + 1
         self.stack.append((tap, call))
@@ -76,16 +81,66 @@ class _Trace:
         while self.stack and self.stack.pop()[0] is not tap:
             pass
 
-    def place(self, tap: Tap, kind: Kind, slot: str) -> _Place:
+    def _add(self, owner: Owner, *, is_shared: bool) -> None:
+        """Have code without taps made as well, if there will be steps that need none."""
+        if not self.owners:
+            output: Any = _translator().output
+            compiler = output.compiler_fn
+            if not owner.always and getattr(output, "package", None) is None:
+                heard = _is_anybody_awake if is_shared else partial(_is_heard, self.owners)
+                compiler = both(compiler, _OPERATORS, heard)
+            output.compiler_fn = self._finished(compiler)
+        self.owners.add(owner)
+        _TRACED.add(owner)
+
+    def _finished(self, compiler: Compiler) -> Compiler:
+        """The compiler, but first what was traced is looked at as a whole."""
+
+        @wraps(compiler)
+        def finish(graph: GraphModule, inputs: Any) -> Any:
+            seen = [(known(), version, key) for known, version, key in self.keys.values()]
+            unchanged = [k for x, version, k in seen if x is not None and x._version == version]
+            with suppress(Exception):  # then they are read twice
+                for key in returned(graph, _TAP, unchanged):
+                    _KEYS[key].returned = True
+            return compiler(graph, inputs)
+
+        return finish
+
+    def place(self, tap: Tap, kind: Kind, slot: str) -> Place:
         call = next((c for t, c in reversed(self.stack) if t is tap), 0)
-        return _Place(kind, call, slot)
+        return Place(kind, call, slot)
+
+    def key(self, tap: Tap, place: Place, x: Tensor | None) -> int:
+        """A key for a tap there; -1 if one that sees this very tensor can report for it too."""
+        if x is None:
+            return _add_key(tap, place)
+        of = (tap.owner.sign, place.kind.endswith("_grad"), id(x))
+        known = self.keys.get(of)
+        if known is not None and known[0]() is x and known[1] == x._version:
+            _KEYS[known[2]].add(tap, place)
+            return -1
+        made = _add_key(tap, place)
+        self.keys[of] = (ref(x), x._version, made)
+        self.last = ref(x)
+        return made
+
+    def renew(self, x: Tensor | None) -> None:
+        """The tensor that was last given a key is now this one: some compilers put another in its
+        place when it gets a hook."""
+        last = self.last()
+        if last is not None and x is not None and last is not x:
+            for (sign, is_gradient, number), (_, _, key) in list(self.keys.items()):
+                if number == id(last):
+                    self.keys[sign, is_gradient, id(x)] = (ref(x), x._version, key)
 
 
-_KEYS: Final[list[tuple[ref[Tap], _Place]]] = []
-_PLACES: Final[list[_Place]] = []
+_KEYS: Final[list[Key]] = []
+_PLACES: Final[list[Place]] = []
 _TAPS: Final[WeakValueDictionary[int, Tap]] = WeakValueDictionary()
 """Taps by the address of the tensor that stands for them in shared code. Weak, as all here: a graph
 may outlive the watch."""
+_TRACED: Final[WeakSet[Owner]] = WeakSet()
 _MINDING: Final[WeakSet[Owner]] = WeakSet()
 _BEFORE: Final[list[bool]] = []
 """What the compiler did about modules without hooks before anybody minded."""
@@ -97,16 +152,30 @@ _LOCK: Final = threading.Lock()
 
 
 def _run(x: Tensor, key: int) -> None:
-    reference, place = _KEYS[key]
-    tap = reference()
-    if tap is not None and not tap.owner.asleep:
-        tap.owner.compiled(tap, *place, x)
+    known = _KEYS[key]
+    owner = known.owner()
+    if owner is not None and not owner.asleep:
+        owner.compiled(known, x)
+
+
+def _is_heard(owners: WeakSet[Owner]) -> bool:
+    """Whether compiled code of these owners needs its taps now. Each is told that it runs."""
+    heard = [owner.hears() for owner in owners]
+    return any(heard)
+
+
+def _is_anybody_awake() -> bool:
+    """Whether shared code needs its taps now: there is no telling whose it is this time."""
+    return any(not owner.asleep for owner in _TRACED)
 
 
 def _run_of(x: Tensor, module: Tensor, place: int) -> None:
     tap = _TAPS.get(module.data_ptr())
     if tap is not None and not tap.owner.asleep:
-        tap.owner.compiled(tap, *_PLACES[place], x)
+        key = tap.keys.get(place)
+        if key is None:
+            key = tap.keys[place] = Key(tap, _PLACES[place])
+        tap.owner.compiled(key, x)
 
 
 def _pretend(x: Tensor, key: int) -> None:
@@ -123,6 +192,7 @@ torch.library.register_fake("sonde::tap", _pretend, lib=_LIBRARY)
 torch.library.register_fake("sonde::tap_of", _pretend_of, lib=_LIBRARY)
 _TAP: Final = torch.ops.sonde.tap.default
 _TAP_OF: Final = torch.ops.sonde.tap_of.default
+_OPERATORS: Final = frozenset({_TAP, _TAP_OF})
 torch.fx.node.has_side_effect(_TAP)
 torch.fx.node.has_side_effect(_TAP_OF)
 
@@ -225,7 +295,14 @@ def _end(sign: str) -> int:
 @_while_tracing
 def _new_key(sign: str, kind: Kind, slot: str) -> int:
     tap = SIGNED[sign]
-    return _add_key(tap, _TRACE.now().place(tap, kind, slot))
+    trace = _TRACE.now()
+    return trace.key(tap, trace.place(tap, kind, slot), _traced_tensor())
+
+
+@_while_tracing
+def _hooked() -> int:
+    _TRACE.now().renew(_traced_tensor())
+    return 0
 
 
 @_while_tracing
@@ -236,12 +313,12 @@ def _new_attach_key(sign: str, kind: Kind, name: str) -> int:
         return -1
     if kind == "attach_grad" and not _can_hook(inner[0].sign):
         return -1
-    return _add_key(inner[0], _Place(kind, inner[1], name))
+    return _add_key(inner[0], Place(kind, inner[1], name))
 
 
-def _add_key(tap: Tap, place: _Place) -> int:
+def _add_key(tap: Tap, place: Place) -> int:
     with _LOCK:
-        _KEYS.append((ref(tap), place))
+        _KEYS.append(Key(tap, place))
         return len(_KEYS) - 1
 
 
@@ -283,11 +360,28 @@ def _can_hook_shared() -> bool:
 
 def _traced_tap() -> Tap:
     """The variable `tap` of the function that is being traced."""
+    tap: Tap = _traced("tap").value
+    return tap
+
+
+def _traced_tensor() -> Tensor | None:
+    """What stands for the variable `x` of the function that is being traced: the same if it is the
+    same tensor, of a higher version once it was written to. None if that cannot be told."""
+    try:
+        x = _traced("x").as_proxy().node.meta["example_value"]
+    except Exception:
+        return None
+    return x if isinstance(x, Tensor) else None
+
+
+def _traced(name: str) -> Any:
+    return _translator().output.current_tx.symbolic_locals[name].realize()
+
+
+def _translator() -> Any:
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
-    variable: Any = InstructionTranslator.current_tx().output.current_tx.symbolic_locals["tap"]
-    tap: Tap = variable.realize().value
-    return tap
+    return InstructionTranslator.current_tx()
 
 
 def enter(tap: Tap, tensors: list[tuple[str, Any]]) -> None:
@@ -331,7 +425,9 @@ def attach(owner: Owner, x: Tensor, name: str) -> None:
 
 def _see(tap: Tap, kind: Kind, slot: str, x: Tensor) -> None:
     if tap.key is None:
-        _TAP(x.detach(), _new_key(tap.sign, kind, slot))
+        key = _new_key(tap.sign, kind, slot)
+        if key >= 0:
+            _TAP(x.detach(), key)
     else:
         _TAP_OF(x.detach(), tap.key, _new_place(kind, slot))
 
@@ -340,7 +436,9 @@ def _see_gradient(tap: Tap, kind: Kind, slot: str, x: Tensor) -> None:
     if tap.key is None:
         if _can_hook(tap.sign):
             key = _new_key(tap.sign, kind, slot)
-            x.register_hook(lambda grad: _TAP(grad, key))
+            if key >= 0:
+                x.register_hook(lambda grad: _TAP(grad, key))
+                _hooked()
     elif _can_hook_shared():
         module, place = tap.key, _new_place(kind, slot)
         x.register_hook(lambda grad: _TAP_OF(grad, module, place))

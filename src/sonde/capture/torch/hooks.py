@@ -122,16 +122,17 @@ class Leave(_Hook):
 class GradHook:
     """Tensor hook: one per tensor, for all the spots at which that tensor was seen."""
 
-    __slots__ = ("owner", "spots")
+    __slots__ = ("owner", "returned", "spots")
 
-    def __init__(self, owner: Owner, spot: Spot) -> None:
+    def __init__(self, owner: Owner, spot: Spot, *, returned: bool = False) -> None:
         self.owner = owner
         self.spots = [spot]
+        self.returned = returned
 
     def __call__(self, grad: Tensor | None) -> None:
         # There is none for an output of compiled code that nobody used.
         if grad is not None and not self.owner.asleep:
-            self.owner.gradient(self.spots, grad)
+            self.owner.gradient(self.spots, grad, self.returned)
 
 
 compiled.stay_out_of(Enter.__call__.__code__)

@@ -36,6 +36,18 @@ is_fx_tracing: Final[Callable[[], bool]] = getattr(
 """Whether `torch.fx` runs a model in this thread to see what it does. (The second of these is what
 there was first.)"""
 
+
+def is_being_traced() -> bool:
+    """Whether `torch.jit` or `torch.fx` looks at the model: such a call is none of ours."""
+    return torch._C._get_tracing_state() is not None or is_fx_tracing()
+
+
+def is_replica(module: nn.Module) -> bool:
+    """Whether a module that is not ours may use our hook: a replica of `DataParallel` may, a
+    shallow copy only borrowed it."""
+    return getattr(module, "_is_replica", False)
+
+
 _CALL: Final[CodeType] = nn.Module._call_impl.__code__
 
 
@@ -51,10 +63,37 @@ class Seen:
         self.grad: GradHook | None = None
 
 
+class Held:
+    """A tensor that one piece of code has seen and another one is going to see, until that asks."""
+
+    __slots__ = ("_row", "_version", "_x")
+
+    def __init__(self) -> None:
+        self._x: Tensor | None = None
+        self._version = 0
+        self._row: Row | None = None
+
+    def put(self, x: Tensor, row: Row | None) -> None:
+        """The row that holds it as it is now."""
+        if row is not None and not x.is_inference():  # of which nobody counts the versions
+            self._x, self._version, self._row = x, x._version, row
+
+    def row_of(self, x: Tensor) -> Row | None:
+        """The row that holds this very tensor, unchanged since, if that is what was put here."""
+        if self._x is not x or self._version != x._version:
+            return None
+        row = self._row
+        self.clear()
+        return row
+
+    def clear(self) -> None:
+        self._x = self._row = None
+
+
 class Pass:
     """The pass that a thread is in; with an empty stack, the last one it was in."""
 
-    __slots__ = ("calls", "phase", "redone", "seen", "stack")
+    __slots__ = ("calls", "phase", "redone", "returned", "seen", "stack")
 
     def __init__(self) -> None:
         self.phase = "train"
@@ -62,9 +101,11 @@ class Pass:
         self.redone: list[tuple[Tap, int]] = []
         self.calls: dict[Tap, int] = {}
         self.seen: dict[int, Seen] = {}
+        self.returned = Held()
 
     def begin(self, phase: str) -> None:
         self.phase = phase
+        self.returned.clear()
         self.stack.clear()
         self.calls.clear()
         self.seen.clear()

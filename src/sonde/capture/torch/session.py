@@ -31,7 +31,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from sonde.capture.drain import Drain, Numbers
 from sonde.capture.leaves import leaves
-from sonde.capture.plan import Plan, Schedule
+from sonde.capture.plan import Plan, Schedule, schedule_of
 from sonde.capture.rows import Spot
 from sonde.capture.torch import compiled, graphing, naming
 from sonde.capture.torch.collector import Collector
@@ -42,16 +42,16 @@ from sonde.capture.torch.passes import (
     Checkpoints,
     Pass,
     current_backward,
-    is_fx_tracing,
+    is_being_traced,
     is_inside_call_of,
+    is_replica,
     pop,
 )
 from sonde.capture.torch.recorder import Recorder, Tables
 from sonde.capture.torch.tables import table_for
-from sonde.capture.torch.tap import Tap, new_sign
+from sonde.capture.torch.tap import Key, Tap, new_sign
 from sonde.capture.torch.taps import MODULE_KINDS, Taps
 from sonde.capture.torch.troubles import Troubles
-from sonde.record import Kind
 
 
 class Capture:
@@ -88,6 +88,7 @@ class Capture:
         self._model = ref(model)
         self._root = ref(naming.unwrapped(model))
         self._schedule = schedule
+        self.always = schedule == schedule_of(1)
         self._between = True
         self._recording = False
         self._forced: str | None = None
@@ -200,16 +201,16 @@ class Capture:
         finally:
             self.spent_ns += time.perf_counter_ns() - began
 
-    def gradient(self, spots: list[Spot], grad: Tensor) -> None:
+    def gradient(self, spots: list[Spot], grad: Tensor, returned: bool) -> None:
         if not self._recording and self._forced is None and self.recorder.capturing is None:
             return
         began = time.perf_counter_ns()
         try:
             with self.lock:
-                if self.observer is None and len(spots) == 1:
+                if self.observer is None and len(spots) == 1 and not returned:
                     self.recorder.add(spots[0], grad)
                 else:
-                    self.collector.gradient(spots, grad)
+                    self.collector.gradient(spots, grad, returned)
         except Exception as error:
             self.troubles.failed(spots[0].site.name, error)
         finally:
@@ -219,27 +220,36 @@ class Capture:
         self._may_rest = False
         self._wake()
 
-    def compiled(self, tap: Tap, kind: Kind, call: int, slot: str, x: Tensor) -> None:
-        """A tap in compiled code ran: what an eager hook does, without telling tensors apart.
+    def hears(self) -> bool:
+        """Compiled code runs: whether what its taps see now is recorded."""
+        try:
+            with self.lock:
+                if current_backward() != -1:
+                    return not self.asleep
+                return not self.is_closed and self._in_compiled_pass(self._pass())
+        except Exception as error:
+            self.troubles.failed("compiled code", error)
+            return False
 
-        Generated code writes new values into buffers without any trace of it, so a tensor met
-        twice is read twice. A part of the model that is computed again in backward counts once.
-        """
+    def compiled(self, key: Key, x: Tensor) -> None:
+        """A tap in compiled code ran: what an eager hook does. Which tensors are the same was found
+        out when it was compiled: generated code writes into buffers without any trace of it. A part
+        of the model that is computed again in backward counts once."""
         self._may_rest = False
         began = time.perf_counter_ns()
         try:
             with self.lock:
                 at = self._pass()
-                if kind.endswith("_grad"):
+                if key.is_gradient:
                     wanted = self.recording or self._forced is not None
                 else:
                     wanted = current_backward() == -1 and self._in_compiled_pass(at)
                 if wanted:
                     self._graph.compiled(step=self.step)
-                if wanted and not self.collector.too_many(tap, call):
-                    self.collector.add(tap, at, kind, call, slot, x)
+                    self.collector.compiled(key, at, x)
         except Exception as error:
-            self._tap_failed(tap, error)
+            for tap, _ in key.places():
+                self._tap_failed(tap, error)
         finally:
             self.spent_ns += time.perf_counter_ns() - began
 
@@ -405,14 +415,14 @@ class Capture:
     # -- modules -------------------------------------------------------------------------------
 
     def _enter(self, tap: Tap, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if tap.module() is not module and not _is_replica(module):
+        if tap.module() is not module and not is_replica(module):
             return
         at = self._pass()
         if current_backward() != -1:
             self._redo(tap, at)
             return
         if not at.stack or (tap.is_root and not is_inside_call_of(module)):
-            if isinstance(module, ParametrizationList) or _is_being_traced():
+            if isinstance(module, ParametrizationList) or is_being_traced():
                 at.stack.append((tap, -1))  # somebody looks at a parametrized weight
                 return
             self._may_rest &= tap.is_root  # a part that is called by itself must be noticed
@@ -436,7 +446,7 @@ class Capture:
                     self.collector.watch_gradient(tap, at, "input_grad", call, slot, x)
 
     def _leave(self, tap: Tap, module: nn.Module, output: Any) -> None:
-        if tap.module() is not module and not _is_replica(module):
+        if tap.module() is not module and not is_replica(module):
             return
         at = self._passes.get(get_ident()) or self._pass()
         is_redone = current_backward() != -1
@@ -465,12 +475,13 @@ class Capture:
         else:
             for slot, x in collector.limited(tap, leaves(output, Tensor, MAX_SLOTS + 1)):
                 collector.output(tap, at, call, slot, x, tap.output and not is_redone)
+        at.returned.clear()
         if self.observer is not None and tap.selected and not is_redone:
             self.observer.left(tap, call, module, output, at.phase)
 
     def _started_alone(self, at: Pass) -> bool:
         """A module with one hook was called by itself: whether that is a pass of ours."""
-        if _is_being_traced():
+        if is_being_traced():
             return False
         self._may_rest = False
         self._start_pass(at)
@@ -486,14 +497,3 @@ class Capture:
     def _tap_failed(self, tap: Tap, error: Exception) -> None:
         tap.switch_off()
         self.troubles.failed(tap.path or ".", error)
-
-
-def _is_being_traced() -> bool:
-    """Whether `torch.jit` or `torch.fx` looks at the model: such a call is none of ours."""
-    return torch._C._get_tracing_state() is not None or is_fx_tracing()
-
-
-def _is_replica(module: nn.Module) -> bool:
-    """Whether a module that is not ours may use our hook: a replica of `DataParallel` may, a
-    shallow copy only borrowed it."""
-    return getattr(module, "_is_replica", False)

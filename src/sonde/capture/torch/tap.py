@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 from weakref import WeakValueDictionary, ref
 
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ class Owner(Protocol):
 
     sign: str
     asleep: bool
+    always: bool
     plan: Plan
     kinds: frozenset[Kind]
     troubles: Troubles
@@ -38,14 +39,50 @@ class Owner(Protocol):
     def leave(self, tap: Tap, module: nn.Module, output: Any) -> None:
         """A module returned, or raised an exception: then the output is None."""
 
-    def gradient(self, spots: list[Spot], grad: Tensor) -> None:
-        """The gradient of a tensor that was seen at these spots is known."""
+    def gradient(self, spots: list[Spot], grad: Tensor, returned: bool) -> None:
+        """The gradient of a tensor that was seen at these spots is known; whether compiled code
+        had returned it."""
 
     def traced(self) -> None:
         """A compiler looks at a hook: from now on there is code that counts on all of them."""
 
-    def compiled(self, tap: Tap, kind: Kind, call: int, slot: str, x: Tensor) -> None:
+    def hears(self) -> bool:
+        """Compiled code runs that is there with taps and without: whether they would be heard."""
+        ...
+
+    def compiled(self, key: Key, x: Tensor) -> None:
         """A tap in compiled code ran."""
+
+
+class Place(NamedTuple):
+    """What a tap in compiled code sees of a module."""
+
+    kind: Kind
+    call: int
+    slot: str
+
+
+class Key:
+    """A tap in compiled code: the places that its tensor is seen at, of one owner's.
+
+    All weak: code may outlive the watch. `returned` says that a hook outside of the code will see
+    the tensor again, as it is; or has seen it, if it is a gradient.
+    """
+
+    __slots__ = ("_places", "is_gradient", "owner", "returned")
+
+    def __init__(self, tap: Tap, place: Place) -> None:
+        self.owner = ref(tap.owner)
+        self.is_gradient = place.kind.endswith("_grad")
+        self.returned = False
+        self._places = [(ref(tap), place)]
+
+    def add(self, tap: Tap, place: Place) -> None:
+        """See the tensor at that place, too."""
+        self._places.append((ref(tap), place))
+
+    def places(self) -> list[tuple[Tap, Place]]:
+        return [(tap, place) for known, place in self._places if (tap := known()) is not None]
 
 
 class Tap:
@@ -53,11 +90,11 @@ class Tap:
 
     `enters` is false for a module of torch's own without children, of which only outputs are
     wanted: one hook is enough for it. `sign` stands for the tap in compiled code, `key` in code
-    that serves several modules.
+    that serves several modules, where it has `keys` by place.
     """
 
     __slots__ = (
-        *("__weakref__", "enters", "input", "input_grad", "is_root", "key", "module"),
+        *("__weakref__", "enters", "input", "input_grad", "is_root", "key", "keys", "module"),
         *("output", "output_grad", "outputs", "owner", "path", "selected", "sign", "spots"),
     )
 
@@ -86,6 +123,7 @@ class Tap:
         self.spots: dict[tuple[Any, ...], Spot] = {}
         self.outputs: dict[tuple[int, str, str], tuple[Spot, Spot]] = {}
         self.key: Tensor | None = None
+        self.keys: dict[int, Key] = {}
 
     @property
     def type(self) -> str:
