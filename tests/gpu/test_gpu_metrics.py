@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from sonde.capture.torch.recipes import Recipes
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
@@ -122,3 +124,149 @@ def test_a_reference_on_the_cpu_gives_the_same(watching):
         found.append(watch.metrics())
         watch.close()
     assert found[0] == pytest.approx(found[1], rel=1e-3, abs=1e-5)
+
+
+POWER = 2.0
+CALLS = []
+
+
+def counted(x):
+    CALLS.append(1)
+    return x.mean()
+
+
+def with_power(x):
+    return x.abs().pow(POWER).mean()
+
+
+FIXED = {
+    "mean": torch.mean,
+    "largest": lambda x: x.abs().amax(),
+    "rows": lambda x: x.norm(dim=-1),
+    "positive": lambda x: x > 0,
+    "first": lambda x: x[..., 0, :],
+    "one": lambda x: x.flatten()[3],
+}
+FREE = {
+    "counted": counted,
+    "item": lambda x: x.sum().item(),
+    "masked": lambda x: x[x > 0].mean(),
+    "noise": lambda x: torch.rand_like(x).mean(),
+    "dict": lambda x: {"a": x.mean(), "b": 2.0},
+    "broken": lambda x: x.undefined(),
+}
+
+
+def attentive(watching, *, free, steps=6, recipes=True, sizes=(6,), every=1):
+    """A model of four like blocks with attention, trained with metrics of both sorts."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.TransformerEncoderLayer(16, 4, 32, 0.1, batch_first=True) for _ in range(4))
+    ).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    watch, memory = watching(model, optimizer, every=every)
+    if not recipes:
+        watch._session.observer.asker.recipes.follow = lambda *_: None
+    for name, fn in (FIXED | FREE if free else FIXED).items():
+        watch.add_metric(name, fn, reduce="max" if name == "largest" else "mean")
+    watch.add_metric("gradient_mean", torch.mean, kind="output_grad")
+    watch.add_metric("attention")
+    torch.cuda.manual_seed(1)
+    for step in range(steps):
+        for i, size in enumerate(sizes):
+            draws = torch.Generator().manual_seed(step * 10 + i)
+            x = torch.randn(size, 5, 16, generator=draws).cuda()
+            with torch.autocast("cuda", torch.bfloat16):
+                model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    numbers = [watch.metrics(step) for step in range(steps)]
+    recorded = watch._session.observer.asker.recipes
+    made = 0 if not recipes else len(recorded._recipes)
+    watch.close()
+    weights = {k: v.clone() for k, v in model.state_dict().items()}
+    return numbers, memory, made, weights, torch.cuda.get_rng_state()
+
+
+@pytest.mark.filterwarnings("ignore:recording .*broken:sonde.SondeWarning")
+@pytest.mark.parametrize("free", [False, True])
+@pytest.mark.parametrize("sizes", [(6,), (4, 4, 1)])
+def test_metrics_that_are_replayed_say_what_they_would_say(watching, free, sizes):
+    """Whatever stands beside them: what waits, draws numbers, counts, or is broken."""
+    replayed = attentive(watching, free=free, sizes=sizes)
+    called = attentive(watching, free=free, sizes=sizes, recipes=False)
+    assert replayed[2] >= 4
+    for mine, its in zip(replayed[0], called[0], strict=True):
+        assert mine == pytest.approx(its, rel=1e-5, nan_ok=True)
+        assert len(mine) > 300
+    for name, value in called[3].items():
+        assert torch.equal(value, replayed[3][name]), name
+    assert torch.equal(replayed[4], called[4])
+    assert set(replayed[1].counted("failed")) == set(called[1].counted("failed"))
+
+
+@pytest.mark.filterwarnings("ignore:recording .*broken:sonde.SondeWarning")
+def test_a_function_that_may_do_something_else_next_time_is_called_each_time(watching):
+    CALLS.clear()
+    attentive(watching, free=True)
+    n = len(CALLS)
+    CALLS.clear()
+    attentive(watching, free=True, recipes=False)
+    assert n == len(CALLS) > 100
+
+
+def test_a_constant_that_changes_is_followed(watching, monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3))).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    watch, _ = watching(model, optimizer)
+    watch.add_metric("power", with_power)
+    x = torch.randn(4, 8, device="cuda")
+    for step in range(6):
+        if step == 3:
+            monkeypatch.setitem(globals(), "POWER", 3.0)
+        with watch.paused(), torch.no_grad():
+            expected = model(x).abs().pow(2.0 if step < 3 else 3.0).mean().item()
+        model(x).sum().backward()
+        optimizer.step()
+        found = watch.metrics(step)
+        assert found["activation/2/power"] == pytest.approx(expected, rel=1e-5)
+    watch.close()
+
+
+def test_what_cannot_be_recorded_leaves_the_device_as_it_was():
+    """A recording that fails half-way, as one that nobody foresaw would."""
+    recipes = Recipes()
+    x = torch.randn(4, 8, device="cuda")
+
+    def waits(given):
+        given.sum().item()
+        return [given.sum()], None
+
+    torch.cuda.manual_seed(3)
+    before = torch.rand(5, device="cuda")
+    torch.cuda.manual_seed(3)
+    for _ in range(4):
+        assert recipes.follow("waits", waits, (x,)) is None
+    assert torch.equal(torch.rand(5, device="cuda"), before)
+    assert nn.functional.dropout(x).shape == x.shape
+    for _ in range(3):
+        found = recipes.follow("sum", lambda given: ([given.sum()], 7), (x,))
+    assert found[1] == 7
+    assert torch.equal(found[0][0], x.sum())
+
+
+def test_the_memory_of_recipes_is_given_back():
+    recipes = Recipes()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    x = torch.randn(1 << 22, device="cuda")
+    for _ in range(3):
+        recipes.follow("sort", lambda given: ([given.sort().values.sum()], None), (x,))
+    assert torch.cuda.memory_reserved() > before
+    recipes.forget()
+    del x
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before

@@ -45,6 +45,35 @@ def test_pieces_of_any_size_give_the_result_of_the_whole(reduce, values, cuts, a
     assert reduced(parts, reduce)["activation/fc/x"] == SIMPLE[reduce](np.float64(values))
 
 
+@given(
+    values=st.lists(st.integers(-1000, 1000), min_size=1, max_size=40),
+    cuts=st.lists(st.integers(0, 40), max_size=5),
+    alone=st.lists(st.tuples(st.sampled_from(list(SIMPLE)), st.integers(-99, 99)), max_size=3),
+    fewer=st.booleans(),
+)
+def test_metrics_that_are_reduced_together_say_what_each_would_say(values, cuts, alone, fewer):
+    """Also if some of them are asked by themselves too, or beside others than before."""
+    labels = {reduce: Label("fc", reduce, f"activation/fc/{reduce}") for reduce in SIMPLE}
+    edges = [0, *sorted(min(c, len(values)) for c in cuts), len(values)]
+    parts = [values[a:b] for a, b in itertools.pairwise(edges) if a < b]
+    every = {reduce: list(values) for reduce in SIMPLE}
+    tallies = Tallies()
+    groups = [(list(labels.values()), list(SIMPLE)), (list(labels.values())[1:], list(SIMPLE)[1:])]
+    for i, part in enumerate(parts):
+        which, reduces = groups[fewer and i % 2]
+        combined = [sum(part) if r in ("mean", "sum") else SIMPLE[r](part) for r in reduces]
+        said = torch.tensor(combined[::-1], dtype=torch.float64)
+        places = [(len(reduces) - 1 - k, len(part)) for k in range(len(reduces))]
+        tallies.put(which, reduces, said, places, when=NOW)
+        if len(reduces) < len(SIMPLE):
+            tallies.add(labels["mean"], "mean", torch.tensor(part, dtype=torch.float64), when=NOW)
+    for reduce, value in alone:
+        tallies.add(labels[reduce], reduce, torch.tensor(float(value)), when=NOW)
+        every[reduce].append(value)
+    found = tallies.take(lambda key, error: pytest.fail(f"{key}: {error!r}"))[NOW].flat()
+    assert found == {labels[r].key: SIMPLE[r](np.float64(every[r])) for r in SIMPLE}
+
+
 def test_more_pieces_than_are_kept_apart():
     values = [torch.tensor(float(i)) for i in range(1000)]
     assert reduced(values)["activation/fc/x"] == 499.5

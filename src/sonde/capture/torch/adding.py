@@ -165,7 +165,7 @@ def _found(name: str) -> Callable[..., Any]:
 def _attention(observer: Observer, where: Selector | None, every: Schedule | None) -> None:
     if observer.heads is not None:
         raise SondeError("Attention is being listened to already.")
-    observer.listen(Heads(observer.capture, observer.tallies, where, every))
+    observer.listen(Heads(observer.capture, observer.tallies, observer.asker.recipes, where, every))
 
 
 def _rcc(observer: Observer, where: Selector | None, every: Schedule | None) -> None:

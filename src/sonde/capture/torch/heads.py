@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from sonde.capture.torch.attention import Heard
 from sonde.capture.torch.passes import current_backward
+from sonde.capture.torch.recipes import Recipes
 from sonde.capture.torch.tallies import Array, Closed, Tallies
 from sonde.capture.torch.tap import Tap
 from sonde.capture.torch.untouched import Quiet
@@ -30,11 +32,13 @@ class Heads:
         self,
         capture: Capture,
         tallies: Tallies,
+        recipes: Recipes,
         where: Callable[[str, Any], bool] | None,
         every: Callable[[int], bool] | None,
     ) -> None:
         self._capture = capture
         self._tallies = tallies
+        self._recipes = recipes
         self._where = where
         self._every = every
         self._pending: _Pending | None = None
@@ -61,7 +65,7 @@ class Heads:
         self._pending = None
         assert heard.call is not None
         call = heard.call
-        self._record(lambda: terms.of_call(call), call.query.shape[-2], heard)
+        self._record(lambda: self._terms(call), call.query.shape[-2], heard)
 
     def product(self, a: Tensor, b: Tensor, out: Tensor, *, is_plain: bool) -> None:
         """Either the beginning of attention, logits, or its end, values."""
@@ -98,6 +102,20 @@ class Heads:
         self._pending = None
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _terms(self, call: terms.Call) -> Tensor:
+        """The terms of a call: by a recipe, if it can be had."""
+        given = (call.query, call.key) if call.mask is None else (call.query, call.key, call.mask)
+        if call.scores is None:
+
+            def compute(query: Tensor, key: Tensor, mask: Tensor | None = None) -> Any:
+                return [terms.of_call(replace(call, query=query, key=key, mask=mask))], None
+
+            name = ("attention", call.is_causal, call.scale)
+            found = self._recipes.follow(name, compute, given)
+            if found is not None:
+                return found[0][0]
+        return terms.of_call(call)
 
     def _here(self) -> tuple[Tap, int] | None:
         """The innermost call of a watched module in this thread, if it is recorded."""

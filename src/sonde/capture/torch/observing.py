@@ -10,10 +10,8 @@ place; random numbers, gradients and autocast are as they were. No value is wait
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
-from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +20,7 @@ from sonde.capture.drain import Numbers
 from sonde.capture.leaves import leaves
 from sonde.capture.rows import Spot
 from sonde.capture.torch import attention
+from sonde.capture.torch.asking import Asker
 from sonde.capture.torch.choices import Choices, Use
 from sonde.capture.torch.heads import Heads
 from sonde.capture.torch.passes import current_backward
@@ -29,7 +28,7 @@ from sonde.capture.torch.pipeline import Pipeline, Stages
 from sonde.capture.torch.reference import Reference, first_tensor
 from sonde.capture.torch.replaying import Replaying
 from sonde.capture.torch.tables import difference
-from sonde.capture.torch.tallies import Sent, Span, Tallies, is_within, span_of
+from sonde.capture.torch.tallies import Sent, Tallies, span_of
 from sonde.capture.torch.tap import Tap
 from sonde.capture.torch.untouched import Quiet
 from sonde.metrics import names
@@ -39,9 +38,6 @@ from sonde.record import Kind
 
 if TYPE_CHECKING:
     from sonde.capture.torch.session import Capture
-
-_SLOW_NS: Final = 100_000_000
-"""A metric that takes longer in a step, and more than half of the step, is told of."""
 
 _REMEMBERED: Final = 8
 """Steps whose numbers `watch.metrics` can still give."""
@@ -53,6 +49,7 @@ class Observer:
     def __init__(self, capture: Capture) -> None:
         self.capture = capture
         self.tallies = Tallies()
+        self.asker = Asker(capture, self.tallies)
         self.kinds: frozenset[Kind] = frozenset()
         self.follows_calls = False
         self.reference: Reference | None = None
@@ -61,11 +58,7 @@ class Observer:
         self.heads: Heads | None = None
         self._choices = Choices(lambda: capture.structure)
         self._given: dict[tuple[str, int], Tensor | None] = {}
-        self._last: tuple[ref[Tensor], int, dict[int, Any]] | None = None
-        self._failed: set[str] = set()
         self._told: set[tuple[str, str]] = set()
-        self._spent_ns: dict[str, int] = {}
-        self._began_ns = time.perf_counter_ns()
         self._recent: dict[int, list[Sent | tuple[str, Any]]] = {}
 
     # -- what is asked for ---------------------------------------------------------------------
@@ -120,6 +113,7 @@ class Observer:
             self.reference.close()
         if self.pipeline is not None:
             self.pipeline.end()
+        self.asker.recipes.forget()
 
     def _changed(self, kinds: Sequence[Kind], *, follows: bool) -> None:
         self.kinds |= frozenset(kinds)
@@ -134,24 +128,7 @@ class Observer:
         if not uses or (spot.kind in MODULE_KINDS and not _is_real(x)):
             return
         when = (spot.phase, self.capture._step_of(spot.phase))
-        known = self._said_of(x)
-        alone, span = (x.detach(),), span_of(x)
-        with Quiet(x.device):
-            for use in uses:
-                if use.is_off:
-                    continue
-                if use.metric.against is None:
-                    self._ask(use, alone, when, span, known)
-                elif (other := self._other(spot, x)) is not None:
-                    self._ask(use, (*alone, other), when, span)
-
-    def _said_of(self, x: Tensor) -> dict[int, Any]:
-        """What metrics have just said of this very tensor: a module returns what its last child
-        returned."""
-        version = _version(x)
-        if self._last is None or self._last[0]() is not x or self._last[1] != version:
-            self._last = (ref(x), version, {})
-        return self._last[2]
+        self.asker.see(uses, x, when, lambda: self._other(spot, x))
 
     def began_pass(self, phase: str) -> None:
         """The model is about to be called."""
@@ -202,7 +179,9 @@ class Observer:
             for use in uses:
                 tensors = [known[k] for k in use.metric.kinds]
                 if not use.is_off and all(x is not None for x in tensors):
-                    self._ask(use, tuple(x.detach() for x in tensors if x is not None), when, span)
+                    self.asker.ask(
+                        use, tuple(x.detach() for x in tensors if x is not None), when, span
+                    )
 
     def scaled(self, scale: Tensor | None) -> None:
         """A gradient scaler is about to run the optimizer."""
@@ -250,7 +229,7 @@ class Observer:
         if torch.compiler.is_compiling() or not self.is_watching():
             return
         if self.heads is None:
-            self.heads = Heads(self.capture, self.tallies, None, None)
+            self.heads = Heads(self.capture, self.tallies, self.asker.recipes, None, None)
             self._changed(("attach",), follows=False)
         if self.heads.is_listening:
             heads = self.heads
@@ -290,9 +269,9 @@ class Observer:
         if self.pipeline is not None:
             self.pipeline.end()
         self._given.clear()
-        self._last = None
+        slow = self.asker.end_step()
         with Quiet(torch.device("cpu")):
-            sent = self.tallies.take(self._reduction_failed)
+            sent = self.tallies.take(lambda key, error: self.asker.failed(key, key, error))
         for (phase, step), numbers in sent.items():
             self._room_for(step).append(numbers)
             self.capture.drain.put(
@@ -304,22 +283,14 @@ class Observer:
                     _Values(self, numbers),
                 )
             )
-        self._notice_slow_ones()
+        for name, share in slow:
+            self.tell_once(name, "metric_slow", f"took {share:.0%} of a step")
 
     def _room_for(self, step: int) -> list[Any]:
         found = self._recent.setdefault(step, [])
         while len(self._recent) > _REMEMBERED:
             del self._recent[min(self._recent)]
         return found
-
-    def _notice_slow_ones(self) -> None:
-        now = time.perf_counter_ns()
-        for name, spent in self._spent_ns.items():
-            if spent > _SLOW_NS and spent > (now - self._began_ns) / 2:
-                share = spent / (now - self._began_ns)
-                self.tell_once(name, "metric_slow", f"took {share:.0%} of a step")
-        self._spent_ns.clear()
-        self._began_ns = now
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -366,7 +337,7 @@ class Observer:
             if all(k in known for k in use.metric.kinds):
                 with self.capture.lock, Quiet(x.device):
                     several = tuple(known[k] for k in use.metric.kinds)
-                    self._ask(use, several, when, span_of(several[0]))
+                    self.asker.ask(use, several, when, span_of(several[0]))
                 for handle in handles:
                     handle.remove()
                 known.clear()
@@ -381,52 +352,6 @@ class Observer:
                 handles.append(x.register_hook(lambda g, kind=kind: arrived(kind, g)))
             else:
                 arrived(kind, x)
-
-    def _ask(
-        self,
-        use: Use,
-        tensors: tuple[Tensor, ...],
-        when: tuple[str, int],
-        span: Span,
-        known: dict[int, Any] | None = None,
-    ) -> None:
-        metric = use.metric
-        began = time.perf_counter_ns()
-        try:
-            if metric.every is not None and not metric.every(self.capture.step):
-                return
-            if known is not None and id(metric) in known:
-                self.tallies.add(use.label, metric.reduce, known[id(metric)], when=when)
-                return
-            first = tensors[0]
-            version = _version(first)
-            if metric.passes_module:
-                value = metric.fn(*tensors, module=None if use.module is None else use.module())
-            else:
-                value = metric.fn(*tensors)
-            if version != _version(first):
-                raise RuntimeError("it wrote into the tensor that it was given")
-            if not is_within(value, span):
-                if known is not None and not metric.passes_module:
-                    known[id(metric)] = value
-                self.tallies.add(use.label, metric.reduce, value, when=when)
-            else:
-                self.tallies.add(use.label, metric.reduce, value, when=when, within=span)
-        except Exception as error:
-            use.is_off = True
-            self._metric_failed(metric.name, use.label.key, error)
-        finally:
-            spent = time.perf_counter_ns() - began
-            self._spent_ns[metric.name] = self._spent_ns.get(metric.name, 0) + spent
-
-    def _metric_failed(self, name: str, where: str, error: Exception) -> None:
-        """Told once for a metric, however many places it fails at."""
-        if name not in self._failed:
-            self._failed.add(name)
-            self.capture.troubles.failed(f"metric {where}", error)
-
-    def _reduction_failed(self, key: str, error: Exception) -> None:
-        self._metric_failed(key, key, error)
 
     def guard_gradient(self, act: Callable[[], None]) -> None:
         """Do something in a hook of autograd's."""
@@ -479,10 +404,6 @@ class _Values(Sequence[float]):
 
 def _is_real(x: Tensor) -> bool:
     return x.is_floating_point() or x.is_complex()
-
-
-def _version(x: Tensor) -> int:
-    return 0 if x.is_inference() else x._version
 
 
 def _device_of(output: Any) -> torch.device:

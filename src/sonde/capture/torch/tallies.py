@@ -23,6 +23,8 @@ from sonde.metrics.names import Label
 
 Array = NDArray[np.float64]
 Span = tuple[int, int]
+Places = Sequence[tuple[int, int]]
+"""Where in a tensor the number of each metric is, and of how many elements it is."""
 
 _MAX_PARTS: Final = 64
 """Values of a metric that are kept apart; more are put together on their device."""
@@ -58,11 +60,12 @@ class Tally:
     There are thousands of these in a step, most of them of one tensor. Each is its own `Closed`.
     """
 
-    __slots__ = ("_counted", "_n", "_reduce", "_sum", "labels", "tensors")
+    __slots__ = ("_at", "_counted", "_n", "_reduce", "_sum", "labels", "tensors")
 
     def __init__(self, label: Label, reduce: str) -> None:
         self.labels = (label,)
         self.tensors: Sequence[Tensor] = ()
+        self._at: Sequence[int] = ()
         self._reduce = reduce
         self._counted = self._n = 0
         self._sum = math.nan
@@ -80,14 +83,23 @@ class Tally:
         if n != 1:
             if n == 0:
                 return
-            value = self._reduced(value)
+            value = reduced(value, self._reduce)
+        self.part(value, 0, n)
+
+    def part(self, value: Tensor, at: int, n: int) -> None:
+        """What `n` elements were reduced to: one number of a tensor that holds several."""
         self._counted += n
         if not self.tensors:
-            self.tensors = (value,)
+            self.tensors, self._at = (value,), (at,)
             return
-        self.tensors = (*self.tensors, value)
+        self.tensors, self._at = (*self.tensors, value), (*self._at, at)
         if len(self.tensors) >= _MAX_PARTS:
             self._fold()
+
+    def count(self, places: Places) -> None:
+        """Have parts at these places, of tensors that are sent by somebody else."""
+        self._at = [at for at, _ in places]
+        self._counted = sum(n for _, n in places)
 
     def close(self) -> Sequence[Closed | Tally]:
         return (self,) if self._n or self.tensors else ()
@@ -95,9 +107,10 @@ class Tally:
     def values(self, arrays: list[Array]) -> Sequence[float]:
         """The number, from what has arrived."""
         if len(arrays) == 1 and not self._n:
-            value = arrays[0].item()  # as most of the time
+            value = arrays[0].item(self._at[0])  # as most of the time
             return [value / self._counted if self._reduce == "mean" else value]
-        found = [a.item() for a in arrays] + [self._sum] * bool(self._n)
+        found = [a.item(at) for a, at in zip(arrays, self._at, strict=True)]
+        found += [self._sum] * bool(self._n)
         if self._reduce == "min":
             return [_extremum(min, found)]
         if self._reduce == "max":
@@ -105,19 +118,52 @@ class Tally:
         total = math.fsum(found) if all(map(math.isfinite, found)) else sum(found)
         return [total / (self._counted + self._n) if self._reduce == "mean" else total]
 
-    def _reduced(self, value: Tensor) -> Tensor:
-        if self._reduce == "min":
-            return value.amin()
-        if self._reduce == "max":
-            return value.amax()
-        return value.sum(dtype=_wide(value))
-
     def _fold(self) -> None:
         """Put what is kept together, per device, so that it does not grow."""
         by_device: dict[torch.device, list[Tensor]] = {}
-        for x in self.tensors:
-            by_device.setdefault(x.device, []).append(x.reshape(()).to(_wide(x)))
-        self.tensors = [self._reduced(torch.stack(several)) for several in by_device.values()]
+        for x, at in zip(self.tensors, self._at, strict=True):
+            one = x.reshape(-1)[at] if x.dim() else x
+            by_device.setdefault(x.device, []).append(one.to(_wide(x)))
+        folded = [reduced(torch.stack(several), self._reduce) for several in by_device.values()]
+        self.tensors, self._at = folded, [0] * len(folded)
+
+
+class Joint:
+    """What several metrics said of a tensor, with all their numbers in one. As many tallies would
+    say the same."""
+
+    __slots__ = ("_reduces", "labels", "parts")
+
+    def __init__(self, labels: Sequence[Label], reduces: Sequence[str]) -> None:
+        self.labels = labels
+        self._reduces = reduces
+        self.parts: list[tuple[Tensor, Places]] = []
+
+    def closed(self) -> Closed:
+        places = [places for _, places in self.parts]
+        return Closed(self.labels, [x for x, _ in self.parts], lambda a: self._values(a, places))
+
+    def spread(self, entries: dict[str, Any]) -> None:
+        """Have tallies of each metric say it, of which there are some already."""
+        for i, (label, reduce) in enumerate(zip(self.labels, self._reduces, strict=True)):
+            tally = entries.get(label.key)
+            if tally is None:
+                tally = entries[label.key] = Tally(label, reduce)
+            for x, places in self.parts:
+                tally.part(x, *places[i])
+
+    def _values(self, arrays: list[Array], places: Sequence[Places]) -> Sequence[float]:
+        if len(arrays) == 1:
+            found = arrays[0].tolist()  # as most of the time
+            return [
+                found[at] / n if reduce == "mean" else found[at]
+                for (at, n), reduce in zip(places[0], self._reduces, strict=True)
+            ]
+        entries: dict[str, Tally] = {}
+        for i, (label, reduce) in enumerate(zip(self.labels, self._reduces, strict=True)):
+            tally = entries[label.key] = Tally(label, reduce)
+            tally.count([each[i] for each in places])
+        return [tally.values(arrays)[0] for tally in entries.values()]
 
 
 class Collected:
@@ -199,6 +245,7 @@ class Tallies:
 
     def __init__(self) -> None:
         self._entries: dict[tuple[str, int], dict[str, Any]] = {}
+        self._joints: dict[tuple[str, int], dict[int, Joint]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._entries.values()))
@@ -240,6 +287,23 @@ class Tallies:
                 f"it must return a number, a tensor or a dict of them, got {type(value).__name__}"
             )
 
+    def put(
+        self,
+        labels: Sequence[Label],
+        reduces: Sequence[str],
+        value: Tensor,
+        places: Places,
+        *,
+        when: tuple[str, int],
+    ) -> None:
+        """Take what several metrics said, reduced already: numbers of one tensor, each with its
+        place and with how many elements it is of. The labels are always the same object."""
+        joints = self._joints.setdefault(when, {})
+        joint = joints.get(id(labels))
+        if joint is None:
+            joint = joints[id(labels)] = Joint(labels, reduces)
+        joint.parts.append((value, places))
+
     def _entry(self, label: Label, reduce: Reduce, when: tuple[str, int]) -> Any:
         entries = self._entries.get(when)
         if entries is None:
@@ -260,9 +324,18 @@ class Tallies:
     def take(self, failed: Callable[[str, Exception], None]) -> dict[tuple[str, int], Sent]:
         """Send what there is, by phase and step; from here on this is empty."""
         taken, self._entries = self._entries, {}
+        joints, self._joints = self._joints, {}
         sent = {}
-        for when, entries in taken.items():
+        for when in dict.fromkeys([*taken, *joints]):
+            entries = taken.get(when, {})
             ready: list[Closed | Tally] = []
+            alone = list(joints.get(when, {}).values())
+            keys = [label.key for joint in alone for label in joint.labels]
+            if len(set(keys)) == len(keys) and entries.keys().isdisjoint(keys):
+                ready += [joint.closed() for joint in alone]  # as most of the time
+            else:
+                for joint in alone:
+                    joint.spread(entries)
             for key, entry in entries.items():
                 try:
                     ready += entry.close()
@@ -279,8 +352,18 @@ class Sent:
     def __init__(self, ready: Sequence[Closed | Tally]) -> None:
         self.labels = [label for one in ready for label in one.labels]
         self._ready = ready
-        self._sizes = [len(one.tensors) for one in ready]
-        self._arrived = Arrivals([x for one in ready for x in one.tensors])
+        tensors: list[Tensor] = []
+        known: dict[int, int] = {}  # several numbers may be of one tensor, which is sent once
+        self._places: list[list[int]] = []
+        for one in ready:
+            places = []
+            for x in one.tensors:
+                place = known.setdefault(id(x), len(tensors))
+                if place == len(tensors):
+                    tensors.append(x)
+                places.append(place)
+            self._places.append(places)
+        self._arrived = Arrivals(tensors)
         for one in ready:
             one.tensors = ()
         self._values: list[float] | None = None
@@ -290,19 +373,26 @@ class Sent:
         if self._values is None:
             arrays = self._arrived.arrays()
             found: list[float] = []
-            first = 0
-            for one, n in zip(self._ready, self._sizes, strict=True):
+            for one, places in zip(self._ready, self._places, strict=True):
                 try:
-                    found += one.values(arrays[first : first + n])
+                    found += one.values([arrays[i] for i in places])
                 except Exception:
                     found += [math.nan] * len(one.labels)
-                first += n
             self._values = found
         return self._values
 
     def flat(self) -> dict[str, float]:
         """All of them by flat key."""
         return {label.key: v for label, v in zip(self.labels, self.values(), strict=True)}
+
+
+def reduced(value: Tensor, reduce: str) -> Tensor:
+    """All elements as one: their sum or extremum. (A mean is that of all that is ever seen.)"""
+    if reduce == "min":
+        return value.amin()
+    if reduce == "max":
+        return value.amax()
+    return value.sum(dtype=_wide(value))
 
 
 def closed(label: Label, value: Any) -> Sequence[Closed | Tally]:

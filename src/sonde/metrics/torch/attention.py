@@ -132,17 +132,14 @@ def finish(raw: Tensor) -> dict[str, Tensor]:
 def _raw(logits: Tensor) -> Tensor:
     """Sums over batch and queries of entropy, first weight and effective context; how many queries
     attend to anything at all; the largest logit."""
-    total = logits.logsumexp(-1, keepdim=True)
-    attends = total != -torch.inf
-    top = logits.amax((0, 2, 3))
-    weights = (logits - total.masked_fill(~attends, 0)).exp_()
-    first = weights[..., 0].clone()
+    largest = logits.amax(-1)
+    attends = largest != -torch.inf
+    weights = logits.softmax(-1)  # NaN where all is masked
     entropy = torch.special.entr(weights).sum(-1)
-    attends = attends[..., 0]
-    context = torch.where(attends, entropy.exp(), 0)
+    found = [torch.where(attends, x, 0) for x in (entropy, weights[..., 0], entropy.exp())]
     wide = torch.float32 if logits.device.type == "mps" else torch.float64
-    several = [x.sum((0, 2), dtype=wide) for x in (entropy, first, context, attends)]
-    return torch.stack([*several, top.to(wide)])
+    several = [x.sum((0, 2), dtype=wide) for x in (*found, attends)]
+    return torch.stack([*several, largest.amax((0, 2)).to(wide)])
 
 
 def _joined(found: Tensor | None, more: Tensor) -> Tensor:
@@ -157,13 +154,13 @@ def _nothing(heads: int, device: torch.device) -> Tensor:
 
 def _logits(q_BHRD: Tensor, k: Tensor, scale: float) -> Tensor:
     """Logits in the precision of the keys, which has been widened."""
-    q = q_BHRD.to(k.dtype)
+    q = q_BHRD.to(k.dtype) * scale
     heads, fewer = q.shape[1], k.shape[1]
     if heads == fewer:
         plain: Tensor = q @ k.mT
-        return plain.mul_(scale)
+        return plain
     grouped: Tensor = q.unflatten(1, (fewer, heads // fewer)) @ k[:, :, None].mT
-    return grouped.flatten(1, 2).mul_(scale)
+    return grouped.flatten(1, 2)
 
 
 def _masked(logits: Tensor, mask: Tensor) -> Tensor:

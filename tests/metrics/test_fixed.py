@@ -1,0 +1,171 @@
+"""Which functions may be recorded once and replayed: those that cannot notice the difference."""
+
+import functools
+import math
+import random
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from sonde.metrics.torch.fixed import Probe, fixed
+
+POWER = 2
+STATE = {"power": 2}
+WEIGHT = torch.ones(3)
+
+
+def helper(x, power=POWER):
+    return x.abs().pow(power)
+
+
+def with_helper(x):
+    return helper(x).mean() / math.sqrt(x.numel())
+
+
+def with_power(x):
+    return x.abs().pow(POWER).mean()
+
+
+def counting():
+    n = 0
+
+    def count(x):
+        nonlocal n
+        n += 1
+        return x.mean() * n
+
+    return count
+
+
+def scaled_by(factor):
+    return lambda x: x.mean() * factor
+
+
+def appending(x, seen=[]):  # noqa: B006  # that is the point
+    seen.append(1)
+    return x.mean() * len(seen)
+
+
+def setting(x):
+    global POWER
+    POWER = 3
+    return x.mean()
+
+
+class Method:
+    def __init__(self):
+        self.n = 0
+
+    def __call__(self, x):
+        self.n += 1
+        return x.mean() * self.n
+
+    def method(self, x):
+        return self(x)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        torch.mean,
+        torch.linalg.vector_norm,
+        functional.gelu,
+        lambda x: x.norm(dim=-1),
+        lambda x: x[..., 0, :].mean() / len(x.shape),
+        lambda x: torch.linalg.vector_norm(x.float(), torch.inf),
+        lambda x: torch.stack([x[..., i].sum() for i in range(2)]),
+        with_helper,
+        with_power,
+        scaled_by(2.0),
+        scaled_by((1, "a", None)),
+    ],
+)
+def test_a_function_of_its_arguments_is_fixed(fn):
+    found = fixed(fn)
+    assert found is not None
+    assert found.holds()
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        counting(),
+        appending,
+        setting,
+        Method(),
+        Method().method,
+        functools.partial(torch.mean),
+        nn.Linear(2, 2),
+        scaled_by([2.0]),
+        scaled_by(torch.ones(1)),
+        lambda x: x.mean() * STATE["power"],
+        lambda x: (x * WEIGHT).mean(),
+        lambda x: x.mean() * time.time(),
+        lambda x: x.mean() * random.random(),
+        lambda x: x.mean() * torch.initial_seed(),
+        lambda x: x.mean() * torch.cuda.device_count(),
+        lambda x: x.mean() * print("told"),
+        lambda x: __import__("time").time() * x.mean(),
+        len,
+        "mean",
+    ],
+)
+def test_what_may_depend_on_something_else_is_not(fn):
+    assert fixed(fn) is None
+
+
+def test_a_constant_that_is_changed_is_noticed(monkeypatch):
+    found, other = fixed(with_power), fixed(with_helper)
+    assert found.holds()
+    monkeypatch.setitem(globals(), "POWER", 3)
+    assert not found.holds()
+    assert other.holds()  # its default was taken when it was defined
+    monkeypatch.setitem(globals(), "helper", lambda x: x)
+    assert not other.holds()
+
+
+def test_a_variable_around_it_that_is_changed_is_noticed():
+    factor = 1.0
+
+    def scaled(x):
+        return x.mean() * factor
+
+    found = fixed(scaled)
+    assert found.holds()
+    factor = 2.0
+    assert not found.holds()
+
+
+def test_a_built_in_that_is_hidden_later_is_noticed(monkeypatch):
+    found = fixed(lambda x: x.mean() / len(x.shape))
+    assert found.holds()
+    monkeypatch.setitem(globals(), "len", lambda x: 3)
+    assert not found.holds()
+
+
+@pytest.mark.parametrize(
+    ("fn", "is_fit"),
+    [
+        (torch.linalg.vector_norm, True),
+        (lambda x: x[..., 0, :].abs().amax(), True),
+        (lambda x: functional.softmax(x, -1).max(dim=-1).values, True),
+        (lambda x: x.sum().item(), False),
+        (lambda x: x.mean() if x.sum() > 0 else x.sum(), False),
+        (lambda x: x[x > 0].mean(), False),
+        (lambda x: x.nonzero().sum(), False),
+        (lambda x: functional.dropout(x).mean(), False),
+        (lambda x: (x * torch.randn_like(x)).mean(), False),
+        (lambda x: x.clone().mul_(2).mean(), False),
+        (lambda x: torch.linalg.svdvals(x[0]).max(), False),
+        (lambda x: x.to("meta").sum(), False),
+        (lambda x: torch.equal(x, x), False),
+    ],
+)
+def test_what_needs_the_host_or_leaves_something_behind_is_not_fit(fn, is_fit):
+    x = torch.randn(2, 3, 4)
+    with Probe(x.device) as probe:
+        fn(x)
+    assert probe.is_fit == is_fit
