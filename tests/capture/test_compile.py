@@ -474,6 +474,33 @@ def test_an_older_compiler_leaves_out_gradients_and_the_run_says_so(
     assert "not recorded inside of compiled code" in told[0].message
 
 
+@pytest.mark.slow  # for this, real code has to be generated
+def test_generated_code_writes_no_wider_copy_of_a_gradient_for_us(watching):
+    """The norm returns float32, and what comes after it takes bfloat16: so do their gradients."""
+
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.LayerNorm(64)
+            self.up = nn.Linear(64, 64)
+
+        def forward(self, x):
+            return self.up(self.norm(x.repeat(1, 8)))
+
+    model = Normed()
+    eager_model = copy.deepcopy(model)
+    eager = record(watching, eager_model, eager_model, autocast=True, steps=1)
+    found = record(watching, model, whole(model), autocast=True, steps=1)
+    dtypes = [
+        {i.site.name: i.dtype for i in memory.infos.values()}["norm/output_grad/0"]
+        for memory in (found, eager)
+    ]
+    assert dtypes == ["bfloat16", "float32"]
+    for name, sketch in eager.at(0).items():
+        assert found.at(0)[name].count == sketch.count
+        assert found.at(0)[name].rms == pytest.approx(sketch.rms, rel=0.02), name
+
+
 def test_autocast_under_compile(watching):
     """bfloat16 keeps 8 bits: a relative error of 2**-8 per operation, and there are about ten."""
     found = check(watching, Net(), traced, autocast=True, tolerance=0.08)

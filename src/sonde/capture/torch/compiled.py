@@ -21,7 +21,7 @@ import importlib.util
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial, wraps
 from types import CodeType
 from typing import Any, Final, TypeVar
@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from sonde.capture.torch.narrowing import narrowed
 from sonde.capture.torch.returned import returned
 from sonde.capture.torch.tap import SIGNED, Key, Owner, Place, Tap
 from sonde.capture.torch.untapped import Compiler, both
@@ -103,7 +104,8 @@ class _Trace:
             with suppress(Exception):  # then they are read twice
                 for key in returned(graph, _TAP, unchanged):
                     _KEYS[key].returned = True
-            return compiler(graph, inputs)
+            with _narrowed(compiler):
+                return compiler(graph, inputs)
 
         return finish
 
@@ -133,6 +135,13 @@ class _Trace:
             for (sign, is_gradient, number), (_, _, key) in list(self.keys.items()):
                 if number == id(last):
                     self.keys[sign, is_gradient, id(x)] = (ref(x), x._version, key)
+
+
+def _narrowed(compiler: Any) -> AbstractContextManager[Any]:
+    if getattr(compiler, "_compiler_name", None) == "inductor":
+        with suppress(Exception):  # then it is read as it is
+            return narrowed(_TAP)
+    return nullcontext()
 
 
 _KEYS: Final[list[Key]] = []
