@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from sonde.capture.rows import Row, Spot
-from sonde.capture.torch.hooks import MAX_SLOTS, GradHook
+from sonde.capture.torch.hooks import MAX_SLOTS, GradHook, hook_gradient
 from sonde.capture.torch.observing import Observer
 from sonde.capture.torch.passes import Held, Leaves, Pass, Seen
 from sonde.capture.torch.recorder import Recorder
@@ -56,8 +56,10 @@ class Collector:
                 _spot(tap, "output_grad", call, slot, at.phase),
             )
         seen = at.look(x)
-        row = at.returned.row_of(x) if seen.row is None else None
-        seen.row = seen.row or row
+        is_returned = False
+        if at.returned.x is x and seen.row is None:
+            seen.row = at.returned.row_of(x)
+            is_returned = seen.row is not None
         if with_value:
             if self.observer is None:
                 seen.row = self._recorder.add(spots[0], x, seen.row)
@@ -65,8 +67,8 @@ class Collector:
                 self.value(tap, at, "output", call, slot, x)
         if tap.output_grad and x.requires_grad and not spots[1].off:
             if seen.grad is None and x.grad_fn is not None:
-                seen.grad = GradHook(self._owner, spots[1], returned=row is not None)
-                x.register_hook(seen.grad)
+                seen.grad = GradHook(self._owner, spots[1], is_returned)
+                hook_gradient(x, seen.grad)
             else:
                 self._hook(seen, x, spots[1])
 
@@ -127,7 +129,7 @@ class Collector:
             self._leaves.watch(x, spot, self._owner)
         else:
             seen.grad = GradHook(self._owner, spot)
-            x.register_hook(seen.grad)
+            hook_gradient(x, seen.grad)
 
     def gradient(self, spots: list[Spot], grad: Tensor, returned: bool) -> None:
         """The gradient of a tensor that was met at these spots."""

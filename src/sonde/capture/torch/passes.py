@@ -66,28 +66,28 @@ class Seen:
 class Held:
     """A tensor that one piece of code has seen and another one is going to see, until that asks."""
 
-    __slots__ = ("_row", "_version", "_x")
+    __slots__ = ("_row", "_version", "x")
 
     def __init__(self) -> None:
-        self._x: Tensor | None = None
+        self.x: Tensor | None = None
         self._version = 0
         self._row: Row | None = None
 
     def put(self, x: Tensor, row: Row | None) -> None:
         """The row that holds it as it is now."""
         if row is not None and not x.is_inference():  # of which nobody counts the versions
-            self._x, self._version, self._row = x, x._version, row
+            self.x, self._version, self._row = x, x._version, row
 
     def row_of(self, x: Tensor) -> Row | None:
         """The row that holds this very tensor, unchanged since, if that is what was put here."""
-        if self._x is not x or self._version != x._version:
+        if self.x is not x or self._version != x._version:
             return None
         row = self._row
         self.clear()
         return row
 
     def clear(self) -> None:
-        self._x = self._row = None
+        self.x = self._row = None
 
 
 class Pass:
