@@ -44,7 +44,7 @@ class Recipes:
         self._recipes: dict[Hashable, _Recipe] = {}
         self._met: set[Hashable] = set()
         self._tried: set[Hashable] = set()
-        self._pools: dict[int, Any] = {}
+        self._pools: dict[tuple[int, int], Any] = {}
 
     def follow(
         self,
@@ -57,19 +57,20 @@ class Recipes:
 
         Before it is recorded, `is_fit` is asked whether it may be.
         """
-        if not all(type(x) is Tensor and x.is_cuda for x in tensors) or _is_elsewhere():
+        if not all(type(x) is Tensor and x.is_cuda for x in tensors) or _is_elsewhere(tensors):
             return None
-        stream = torch._C._cuda_getCurrentRawStream(tensors[0].get_device())
-        key = (name, stream, *((x.dtype, x.shape, x.stride()) for x in tensors))
+        device = tensors[0].get_device()
+        where = (device, torch._C._cuda_getCurrentRawStream(device))
+        key = (name, where, *((x.dtype, x.shape, x.stride()) for x in tensors))
         recipe = self._recipes.get(key)
         if recipe is not None:
             return recipe.follow(tensors)
         if not self._is_due(key, tensors) or not is_fit():
             return None
-        pool = self._pools.setdefault(stream, torch.cuda.graph_pool_handle())
+        pool = self._pools.setdefault(where, torch.cuda.graph_pool_handle())
         recipe = _recorded(compute, tensors, pool)
         if recipe is None:
-            del self._pools[stream]
+            del self._pools[where]
             return None
         self._recipes[key] = recipe
         return recipe.follow(tensors)
@@ -92,10 +93,13 @@ class Recipes:
         return sum(x.nbytes for x in tensors) <= MAX_BYTES and free > FREE_BYTES
 
 
-def _is_elsewhere() -> bool:
-    """Whether this happens inside of a recording of somebody else's, or of a transformation."""
+def _is_elsewhere(tensors: Sequence[Tensor]) -> bool:
+    """Whether this happens on another device than these are on, inside of a recording of somebody
+    else's, or of a transformation."""
+    here = torch.cuda.current_device()
     return (
-        torch.cuda.is_current_stream_capturing()
+        any(x.get_device() != here for x in tensors)
+        or torch.cuda.is_current_stream_capturing()
         or torch._C._functorch.maybe_current_level() is not None
     )
 
