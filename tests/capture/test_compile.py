@@ -340,6 +340,25 @@ def test_when_every_step_is_recorded_there_is_no_code_without_taps(watching):
     assert all(backend.ran)
 
 
+@pytest.mark.parametrize("call", [called, called_in_function])
+def test_a_call_that_is_not_to_be_recorded_begins_no_step(watching, call):
+    """What is logged after it still belongs to the step before."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch, memory = watching(model, optimizer, every=2)
+    backend = Counting()
+    code = call(model, backend)
+    for _ in range(3):
+        code(torch.randn(5, 8)).sum().backward()
+        optimizer.step()
+        with watch.paused():
+            code(torch.randn(5, 8))
+        watch.log(loss=1.0)
+    watch.close()
+    assert [n > 0 for n in backend.ran] == [True, False, False, False, True, False]
+    assert list(memory.scalars) == [(0, "train"), (1, "train"), (2, "train")]
+
+
 def test_without_taps_for_any_length(watching):
     """Code for inputs of all sizes is there with taps and without, too."""
     model = Net()

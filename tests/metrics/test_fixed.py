@@ -10,6 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from sonde.capture.torch.asking import _all_of
+from sonde.capture.torch.tallies import reduced
+from sonde.metrics.model import Metric
 from sonde.metrics.torch.fixed import Probe, fixed
 
 POWER = 2
@@ -169,3 +172,23 @@ def test_what_needs_the_host_or_leaves_something_behind_is_not_fit(fn, is_fit):
     with Probe(x.device) as probe:
         fn(x)
     assert probe.is_fit == is_fit
+
+
+def test_metrics_that_are_asked_together_give_what_each_gives():
+    metrics = [
+        Metric("mean", torch.mean),
+        Metric("rows", lambda x: x.norm(dim=-1)),
+        Metric("largest", lambda x: x.abs(), reduce="max"),
+        Metric("positive", lambda x: x > 0),
+        Metric("first", lambda x: x.flatten()[:1]),
+    ]
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        x = torch.randn(3, 4).to(dtype)
+        for some in (metrics, metrics[:1], metrics[4:]):
+            (said,), places = _all_of(some, x)
+            assert said.dtype == torch.float64
+            for metric, (at, n) in zip(some, places, strict=True):
+                value = metric.fn(x)
+                assert n == value.numel()
+                alone = reduced(value, metric.reduce) if n > 1 else value
+                assert said[at].item() == alone.double().item()

@@ -222,12 +222,16 @@ def _all_of(metrics: Sequence[Metric], x: Tensor) -> tuple[list[Tensor], list[tu
         counts.append(value.numel())
         if counts[i] != 1:
             value = reduced(value, str(metric.reduce))
-        numbers.setdefault(value.dtype, []).append((i, value.reshape(())))
-    # As few operations as it takes: those of one dtype together.
-    parts = [torch.stack([value for _, value in several]) for several in numbers.values()]
+        numbers.setdefault(value.dtype, []).append((i, value.reshape(1)))
+    # As few operations as it takes: those of one dtype together, and nothing for one alone.
+    parts = [_joined([value for _, value in several]) for several in numbers.values()]
     order = [i for several in numbers.values() for i, _ in several]
     places = [(order.index(i), n) for i, n in enumerate(counts)]
-    return [torch.cat([part.double() for part in parts])], places
+    return [_joined([part.double() for part in parts])], places
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 def _version(x: Tensor) -> int:

@@ -224,9 +224,9 @@ class Capture:
         """Compiled code runs: whether what its taps see now is recorded."""
         try:
             with self.lock:
-                if current_backward() != -1:
+                if self.asleep or current_backward() != -1:
                     return not self.asleep
-                return not self.is_closed and self._in_compiled_pass(self._pass())
+                return self._in_compiled_pass(self._pass())
         except Exception as error:
             self.troubles.failed("compiled code", error)
             return False
