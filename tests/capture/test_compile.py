@@ -359,6 +359,23 @@ def test_a_call_that_is_not_to_be_recorded_begins_no_step(watching, call):
     assert list(memory.scalars) == [(0, "train"), (1, "train"), (2, "train")]
 
 
+@pytest.mark.parametrize("compile_", [traced, by_block])
+def test_inference_mode_under_compile(watching, compile_):
+    """Tensors whose versions nobody counts."""
+    model = Net()
+    x = torch.randn(5, 8)
+    watch, memory = watching(model, every=2)
+    call = compile_(model)
+    with watch.phase("check"), torch.inference_mode():
+        for _ in range(2):
+            call(x)
+    watch.close()
+    found = memory.at(0, "check")
+    assert found["head/output/0"].count == 2 * 5 * 3
+    assert {"blocks.0.up/output/0", "blocks.1/output/0"} <= set(found)
+    assert memory.counted("failed") == {}
+
+
 def test_without_taps_for_any_length(watching):
     """Code for inputs of all sizes is there with taps and without, too."""
     model = Net()

@@ -85,12 +85,13 @@ class _Trace:
     def _add(self, owner: Owner, *, is_shared: bool) -> None:
         """Have code without taps made as well, if there will be steps that need none."""
         if not self.owners:
-            output: Any = _translator().output
-            compiler = output.compiler_fn
-            if not owner.always and getattr(output, "package", None) is None:
-                heard = _is_anybody_awake if is_shared else partial(_is_heard, self.owners)
-                compiler = both(compiler, _OPERATORS, heard)
-            output.compiler_fn = self._finished(compiler)
+            with suppress(Exception):  # then taps are all that there is
+                output: Any = _translator().output
+                compiler = output.compiler_fn
+                if not owner.always and getattr(output, "package", None) is None:
+                    heard = _is_anybody_awake if is_shared else partial(_is_heard, self.owners)
+                    compiler = both(compiler, _OPERATORS, heard)
+                output.compiler_fn = self._finished(compiler)
         self.owners.add(owner)
         _TRACED.add(owner)
 
@@ -99,9 +100,9 @@ class _Trace:
 
         @wraps(compiler)
         def finish(graph: GraphModule, inputs: Any) -> Any:
-            seen = [(known(), version, key) for known, version, key in self.keys.values()]
-            unchanged = [k for x, version, k in seen if x is not None and x._version == version]
             with suppress(Exception):  # then they are read twice
+                seen = [(known(), version, key) for known, version, key in self.keys.values()]
+                unchanged = [k for x, version, k in seen if x is not None and x._version == version]
                 for key in returned(graph, _TAP, unchanged):
                     _KEYS[key].returned = True
             with _narrowed(compiler):
@@ -380,7 +381,7 @@ def _traced_tensor() -> Tensor | None:
         x = _traced("x").as_proxy().node.meta["example_value"]
     except Exception:
         return None
-    return x if isinstance(x, Tensor) else None
+    return x if isinstance(x, Tensor) and not x.is_inference() else None
 
 
 def _traced(name: str) -> Any:
