@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from sonde.capture.torch.asking import _all_of
+from sonde.capture.torch.recipes import Recipes
 from sonde.capture.torch.tallies import reduced
 from sonde.metrics.model import Metric
 from sonde.metrics.torch.fixed import Probe, fixed
@@ -192,3 +193,36 @@ def test_metrics_that_are_asked_together_give_what_each_gives():
                 assert n == value.numel()
                 alone = reduced(value, metric.reduce) if n > 1 else value
                 assert said[at].item() == alone.double().item()
+
+
+def test_of_a_tensor_that_two_modules_return_metrics_are_asked_once(watching):
+    """There is no GPU here: what would be replayed is computed."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4)))
+    watch, _ = watching(model, every=1)
+    watch.add_metric("mean", torch.mean)
+    watch.add_metric("largest", lambda x: x.amax())
+    asker = watch._session.observer.asker
+    asked = []
+
+    def follow(name, compute, tensors, _is_fit):
+        asked.append(name)
+        return compute(*tensors)
+
+    asker.recipes.follow = follow
+    asker.see = lambda uses, x, when, _: asker._follow(uses, x, when, asker._said_of(x))
+    y = model(torch.randn(3, 4))
+    watch.step()
+    found = watch.metrics()
+    watch.close()
+    assert len(asked) == 1
+    for module in ("0.0", "0", "[root module]"):
+        assert found[f"activation/{module}/mean"] == y.mean().item()
+        assert found[f"activation/{module}/largest"] == y.max().item()
+
+
+def test_what_fails_in_a_recipe_is_told_once_and_then_left():
+    told = []
+    recipes = Recipes(told.append)
+    for _ in range(3):
+        assert recipes.follow("nothing", lambda: ([], None), ()) is None
+    assert len(told) == 1

@@ -7,7 +7,7 @@ time are followed as one recipe for all of them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from sonde.capture.torch.session import Capture
 
 When = tuple[str, int]
+Known = dict[Hashable, Any]
+"""What was said of a tensor: by a metric, under its identity, or by several together."""
 
 _SLOW_NS: Final = 100_000_000
 """A metric that takes longer in a step, and more than half of the step, is told of."""
@@ -34,10 +36,10 @@ class Asker:
     """Asks metrics about tensors."""
 
     def __init__(self, capture: Capture, tallies: Tallies) -> None:
-        self.recipes = Recipes()
+        self.recipes = Recipes(lambda error: capture.troubles.failed("replays", error))
         self._capture = capture
         self._tallies = tallies
-        self._last: tuple[ref[Tensor], int, dict[int, Any]] | None = None
+        self._last: tuple[ref[Tensor], int, Known] | None = None
         self._failed: set[str] = set()
         self._spent_ns: dict[str, int] = {}
         self._began_ns = time.perf_counter_ns()
@@ -70,7 +72,7 @@ class Asker:
         tensors: tuple[Tensor, ...],
         when: When,
         span: Span,
-        known: dict[int, Any] | None = None,
+        known: Known | None = None,
     ) -> None:
         """Ask one metric. What it says of a tensor may be `known`: then that is what it says."""
         metric = use.metric
@@ -122,7 +124,7 @@ class Asker:
         self._began_ns = now
         return slow
 
-    def _said_of(self, x: Tensor) -> dict[int, Any]:
+    def _said_of(self, x: Tensor) -> Known:
         """What metrics have just said of this very tensor: a module returns what its last child
         returned."""
         version = _version(x)
@@ -132,19 +134,19 @@ class Asker:
 
     # -- recipes -------------------------------------------------------------------------------
 
-    def _follow(self, uses: list[Use], x: Tensor, when: When, known: dict[int, Any]) -> list[Use]:
+    def _follow(self, uses: list[Use], x: Tensor, when: When, known: Known) -> list[Use]:
         """Have those metrics that do the same each time follow their recipe; the others."""
         together = self._together_of(uses)
         if not together.uses:
             return uses
-        found = known.get(id(together.compute))
+        found = known.get(together.name)
         if found is None:
             found = self.recipes.follow(
                 together.name, together.compute, (x.detach(),), lambda: self._is_fit(together, x)
             )
             if found is None:
                 return uses
-            known[id(together.compute)] = found
+            known[together.name] = found
         (said,), places = found
         self._tallies.put(together.labels, together.reduces, said, places, when=when)
         return together.others

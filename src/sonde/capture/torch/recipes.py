@@ -40,7 +40,9 @@ class Recipes:
     Not thread-safe: the capture serialises.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, failed: Callable[[Exception], None]) -> None:
+        self._failed = failed
+        self._is_off = False
         self._recipes: dict[Hashable, _Recipe] = {}
         self._met: set[Hashable] = set()
         self._tried: set[Hashable] = set()
@@ -55,8 +57,31 @@ class Recipes:
     ) -> tuple[Sequence[Tensor], Any] | None:
         """What `compute` gives for these tensors; None if it has to be called for that.
 
-        Before it is recorded, `is_fit` is asked whether it may be.
+        Before it is recorded, `is_fit` is asked whether it may be. If anything fails here, that is
+        told, and from then on everything is computed as it would be without this.
         """
+        if self._is_off:
+            return None
+        try:
+            return self._follow(name, compute, tensors, is_fit)
+        except Exception as error:
+            self._is_off = True
+            self.forget()
+            self._failed(error)
+            return None
+
+    def forget(self) -> None:
+        """Give all memory back."""
+        self._recipes.clear()
+        self._pools.clear()
+
+    def _follow(
+        self,
+        name: Hashable,
+        compute: Compute,
+        tensors: Sequence[Tensor],
+        is_fit: Callable[[], bool],
+    ) -> tuple[Sequence[Tensor], Any] | None:
         if not all(type(x) is Tensor and x.is_cuda for x in tensors) or _is_elsewhere(tensors):
             return None
         device = tensors[0].get_device()
@@ -74,11 +99,6 @@ class Recipes:
             return None
         self._recipes[key] = recipe
         return recipe.follow(tensors)
-
-    def forget(self) -> None:
-        """Give all memory back."""
-        self._recipes.clear()
-        self._pools.clear()
 
     def _is_due(self, key: Hashable, tensors: Sequence[Tensor]) -> bool:
         """Whether to record now: what was met before, was not tried yet, and is small enough."""
