@@ -425,7 +425,7 @@ class _Voice:
 
 
 _OLDEST_TORCH: Final = "2.11"
-"""The oldest that the tests pass with."""
+"""The oldest that was tried. There, gradients inside of compiled code are left out, and told."""
 
 _OPEN: set[Watch] = set()
 """Watches that are not closed, for `unwatch` and for forked children."""

@@ -248,7 +248,7 @@ class Tallies:
         self._joints: dict[tuple[str, int], dict[int, Joint]] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._entries.values()))
+        return sum(map(len, self._entries.values())) + sum(map(len, self._joints.values()))
 
     def add(
         self,
