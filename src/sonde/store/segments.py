@@ -120,7 +120,7 @@ def encode(
     table: Table, row_groups: Iterable[pa.Table], contents: Contents, *, is_compacted: bool = False
 ) -> tuple[str, bytes]:
     """File name and bytes of a segment. The same rows give the same bytes."""
-    data = io.BytesIO()
+    data = pa.BufferOutputStream()  # a file of Python's would need the interpreter for every page
     paths = _parquet_types(table)
     encoded_otherwise = {*table.split_columns, *table.delta_columns}
     groups = iter(row_groups)
@@ -143,7 +143,7 @@ def encode(
             steps.see(rows)
             writer.write_table(rows, row_group_size=max(rows.num_rows, 1))
         writer.add_key_value_metadata({"sonde": _footer(table, contents, steps.bounds)})
-    encoded = data.getvalue()
+    encoded = data.getvalue().to_pybytes()
     crc = f"{zlib.crc32(encoded):08x}"
     return str(SegmentName(contents.attempt, contents.first, contents.last, crc)), encoded
 
