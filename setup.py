@@ -1,6 +1,6 @@
-"""Adds the C kernel to the build; everything else is in pyproject.toml.
+"""Adds what is written in C to the build; everything else is in pyproject.toml.
 
-The extension is optional: where it cannot be compiled the install goes on without it.
+Both extensions are optional: where they cannot be compiled the install goes on without them.
 """
 
 import sysconfig
@@ -8,22 +8,28 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-SOURCES = Path("src/sonde/kernels/c")
-
 # One binary for all Pythons from 3.11 on; Python without a GIL has no such thing yet.
 LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
+
+def extension(name: str, folder: str) -> Extension:
+    """The extension of that name, from all sources of a folder."""
+    sources = Path(folder)
+    return Extension(
+        name,
+        sources=sorted(str(path) for path in sources.glob("*.c")),
+        depends=sorted(str(path) for path in Path("src").rglob("*.h")),
+        extra_compile_args=["-O3", "-std=gnu11", "-fvisibility=hidden", "-Wall", "-Wextra"],
+        define_macros=[("Py_LIMITED_API", "0x030B0000")] if LIMITED else [],
+        py_limited_api=LIMITED,
+        optional=True,
+    )
+
+
 setup(
     ext_modules=[
-        Extension(
-            "sonde.kernels._c",
-            sources=sorted(str(path) for path in SOURCES.glob("*.c")),
-            depends=sorted(str(path) for path in SOURCES.glob("*.h")),
-            extra_compile_args=["-O3", "-std=gnu11", "-fvisibility=hidden", "-Wall", "-Wextra"],
-            define_macros=[("Py_LIMITED_API", "0x030B0000")] if LIMITED else [],
-            py_limited_api=LIMITED,
-            optional=True,
-        )
+        extension("sonde.kernels._c", "src/sonde/kernels/c"),
+        extension("sonde.capture._quick", "src/sonde/capture/c"),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if LIMITED else {},
 )

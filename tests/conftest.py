@@ -66,6 +66,12 @@ class Memory:
         return found
 
 
+@pytest.fixture(scope="session")
+def new_memory():
+    """To be called for a sink that keeps everything, as often as a law needs one."""
+    return Memory
+
+
 @pytest.fixture
 def memory():
     """A sink that keeps everything."""

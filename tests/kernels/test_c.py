@@ -376,8 +376,8 @@ def test_pack_equals_unpack_and_empties_the_rows(tensors_, data):
     table = new_table(len(tensors_) + 1)
     for row, (name, x) in zip(table, tensors_, strict=False):
         c.add(address(row), address(x), x.size, c.DTYPES[name], 1, 1)
-    chosen = np.array(data.draw(st.permutations(range(len(table)))), np.int64)
-    chosen = chosen[: data.draw(st.integers(0, len(table)))]
+    which = st.lists(st.integers(0, len(table) - 1), max_size=2 * len(table))
+    chosen = np.array(data.draw(which), np.int64)  # some of them twice
     rest = np.setdiff1d(np.arange(len(table)), chosen)
     expected, kept = unpack(table[chosen]), table[rest].copy()
     found = c.pack(table, chosen)
@@ -397,9 +397,6 @@ def test_pack_refuses_what_it_cannot_read():
         c.pack(table, np.array([-1]))
     with pytest.raises(ValueError, match=f"int64 array of {WORDS} columns"):
         c.pack(table[:, ::2], np.array([0]))
-    table[1, 100] = 5
-    with pytest.raises(RuntimeError, match="named twice"):
-        c.pack(table, np.array([1, 1]))
 
 
 @given(a=st.binary(max_size=100), b=st.binary(max_size=100), repeat=st.sampled_from((1, 1000)))

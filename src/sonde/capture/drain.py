@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.capture.rows import Filled, Window
+from sonde.capture.rows import QUICK_PHASE, Filled, Window
 from sonde.record import Event, GraphPart, NumberBatch, Sink, SiteInfo, SketchBatch, Sketches
 from sonde.sketch import concatenate, cut, merge_groups
 
@@ -102,6 +102,7 @@ class Drain:
         self._done_bytes = 0
         self._held: dict[tuple[int, str], list[tuple[NDArray[np.int32], Sketches]]] = {}
         self._declared: list[SiteInfo] = []
+        self._layout: _Layout | None = None
         self._thread = threading.Thread(target=self._run, name="sonde-drain", daemon=True)
         self._thread.start()
 
@@ -180,7 +181,10 @@ class Drain:
         if part.sites:
             self._declared.extend(part.sites)
             self._each(lambda s: s.sites(part.sites))
-        for phase, ids, sketches in _assemble(part.filled, part.window):
+        layout = self._layout
+        if layout is None or not layout.fits(part.window):
+            layout = self._layout = _Layout(part.window)
+        for phase, ids, sketches in layout.assemble(part.filled):
             self._held.setdefault((part.steps[phase], phase), []).append((ids, sketches))
 
     def _release(self, step: int, phase: str, *, dropped: bool) -> None:
@@ -217,30 +221,52 @@ def _tell_graph(sink: Sink, part: GraphPart) -> None:
         take_graph(part)
 
 
-def _assemble(filled: Filled, window: Window) -> list[tuple[str, NDArray[np.int32], Sketches]]:
-    """Per phase, one sketch for each touched site: its only row, or the merge of its rows.
+class _Layout:
+    """Whose rows a window has, and where: most of the time the same as the last one's.
 
     Runs while training runs: so without a loop in Python, which would keep it waiting.
     """
-    pieces = [_piece(phase, touched) for phase, touched in window.touched.items()]
-    pieces += [
-        _Piece(group.phase, group.ids[sites], group.indices[sites], None)
-        for group, sites in window.groups
-    ]
-    sketches = filled.sketches(np.concatenate([p.rows for p in pieces]))
-    found, first = [], 0
-    for piece in pieces:
-        last = first + len(piece.rows)
-        own = cut(sketches, first, last)
-        first = last
-        if piece.groups is not None:
-            own = merge_groups(own, piece.groups, len(piece.ids))
-        found.append((piece.phase, piece.ids, own))
-    if len(window.phases) == 1 and all(p.groups is None for p in pieces):
-        ids = np.concatenate([p.ids for p in pieces])  # as most of the time: nothing to move
-        if len(np.unique(ids)) == len(ids):
-            return [(pieces[0].phase, ids, sketches)]
-    return found
+
+    def __init__(self, window: Window) -> None:
+        pieces = [_piece(phase, touched) for phase, touched in window.touched.items()]
+        pieces += [
+            _Piece(group.phase, group.ids[sites], group.indices[sites], None)
+            for group, sites in window.groups
+        ]
+        if window.booked:
+            pieces.append(_booked(window.booked))
+        self._sign = _sign(window)
+        self._pieces = pieces
+        self._rows = np.concatenate([p.rows for p in pieces])
+        ids = np.concatenate([p.ids for p in pieces])
+        self._ids = ids if len(np.unique(ids)) == len(ids) else None
+        if len({p.phase for p in pieces}) > 1 or any(p.groups is not None for p in pieces):
+            self._ids = None
+
+    def fits(self, window: Window) -> bool:
+        """Whether it is that window's, too."""
+        return self._sign == _sign(window)
+
+    def assemble(self, filled: Filled) -> list[tuple[str, NDArray[np.int32], Sketches]]:
+        """Per phase, one sketch for each touched site: its only row, or the merge of its rows."""
+        sketches = filled.sketches(self._rows)
+        if self._ids is not None:  # as most of the time: nothing to move
+            return [(self._pieces[0].phase, self._ids, sketches)]
+        found, first = [], 0
+        for piece in self._pieces:
+            last = first + len(piece.rows)
+            own = cut(sketches, first, last)
+            first = last
+            if piece.groups is not None:
+                own = merge_groups(own, piece.groups, len(piece.ids))
+            found.append((piece.phase, piece.ids, own))
+        return found
+
+
+def _sign(window: Window) -> tuple[object, ...]:
+    """What a layout depends on, to be compared. (A group keeps its sites and rows.)"""
+    groups = [(group, sites.tobytes()) for group, sites in window.groups]
+    return window.booked, window.touched, groups
 
 
 class _Piece(NamedTuple):
@@ -250,6 +276,14 @@ class _Piece(NamedTuple):
     ids: NDArray[np.int32]
     rows: NDArray[np.int64]
     groups: NDArray[np.int64] | None
+
+
+def _booked(pairs: bytes) -> _Piece:
+    ids, rows = np.frombuffer(pairs, dtype=np.int64).reshape(-1, 2).T
+    sites, groups = np.unique(ids, return_inverse=True)
+    if len(sites) == len(ids):
+        return _Piece(QUICK_PHASE, ids.astype(np.int32), rows, None)
+    return _Piece(QUICK_PHASE, sites.astype(np.int32), rows, groups)
 
 
 def _piece(phase: str, touched: Sequence[tuple[int, list[int]]]) -> _Piece:

@@ -12,16 +12,23 @@ Nothing here knows a framework. Not thread-safe: the owner serialises.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sonde.capture.quick import Book, Place, Row
 from sonde.record import Kind, Site, Sketches
+
+QUICK_PHASE: Final = "train"
+"""The phase of all that takes the quick path."""
 
 
 class Table(Protocol):
-    """Rows on one device. Filled by the training thread, taken away full, given back empty."""
+    """Rows on one device. Filled by the training thread, taken away full, given back empty.
+
+    A table that the quick path can fill has a `book`, and keeps it up to date.
+    """
 
     @property
     def can_take(self) -> bool:
@@ -47,28 +54,17 @@ class Filled(Protocol):
         """The given rows as columns: all that were filled; one may be named twice. Called once."""
 
 
-class Row:
-    """One row of a table and what it holds in the current window."""
-
-    __slots__ = ("events", "index", "shared", "window")
-
-    def __init__(self, index: int, window: int) -> None:
-        self.index = index
-        self.window = window
-        self.events = 1
-        self.shared = False
-
-
 class Spot:
     """A site in a phase, for tensors of one dtype on one device.
 
-    `id` is the site's, once declared; `parts` are the rows that make up its record. A tensor of
-    another dtype or device has its own spot, among the `variants`.
+    `id` is the site's, once declared; `parts` are the rows that make up its record, with what the
+    book of its device says. `place` is where the quick path puts its tensors, if it may. A tensor
+    of another dtype or device has its own spot, among the `variants`.
     """
 
     __slots__ = (
-        *("call", "dtype", "id", "kind", "module_type", "off", "own"),
-        *("parts", "path", "phase", "rows", "slot", "variants", "window"),
+        *("call", "dtype", "id", "kind", "module_type", "off", "own", "parts"),
+        *("path", "phase", "place", "rows", "slot", "variants", "window"),
     )
 
     def __init__(
@@ -84,6 +80,7 @@ class Spot:
         self.dtype: object = None
         self.rows: Rows | None = None
         self.off = False
+        self.place: Place | None = None
         self.own: list[Row] = []
         self.parts: list[int] = []
         self.variants: list[Spot] = []
@@ -92,6 +89,17 @@ class Spot:
     @property
     def site(self) -> Site:
         return Site(self.path, self.kind, self.call, self.slot)
+
+    def switch_off(self) -> None:
+        """Record nothing here any more."""
+        self.off = True
+        self.leave_place()
+
+    def leave_place(self) -> None:
+        """Take the quick path no more, until there is another place."""
+        if self.place is not None:
+            self.place.off = True
+            self.place = None
 
     def variant(self, dtype: object, rows: Rows) -> Spot:
         """This site's spot for tensors like that: itself, if it is still undecided."""
@@ -130,18 +138,21 @@ class Touched(NamedTuple):
 
 @dataclass(slots=True)
 class Window:
-    """What was touched since the last hand-over: per phase, site ids with their lists of rows; and
-    groups."""
+    """What was touched since the last hand-over: per phase, site ids with their lists of rows;
+    groups; and, once the window has ended, what the book says: pairs of a site's id and a row as
+    int64, all of `QUICK_PHASE`."""
 
     number: int = 0
     touched: dict[str, list[tuple[int, list[int]]]] = field(default_factory=dict)
     groups: list[Touched] = field(default_factory=list)
+    booked: bytes = b""
     has_shared: bool = False
 
     @property
     def phases(self) -> list[str]:
         """The phases of which the window holds anything."""
-        return list(dict.fromkeys([*self.touched, *(t.group.phase for t in self.groups)]))
+        quick = [QUICK_PHASE] if self.booked else []
+        return list(dict.fromkeys([*self.touched, *(t.group.phase for t in self.groups), *quick]))
 
 
 class Rows:
@@ -152,15 +163,29 @@ class Rows:
     tensor, `take` ends the window.
     """
 
-    __slots__ = ("_next", "_spare", "device", "limit", "table", "window")
+    __slots__ = ("_next", "_spare", "book", "device", "limit", "table", "window")
 
     def __init__(self, table: Table, limit: int, device: int = -1) -> None:
         self.table = table
+        self.book: Book | None = getattr(table, "book", None)
         self.limit = limit
         self.device = device
         self.window = Window()
         self._next = 0
         self._spare: list[int] = []
+
+    @property
+    def phases(self) -> list[str]:
+        """The phases of which anything was touched in this window."""
+        phases = self.window.phases
+        if self.book is not None and self.book.count and QUICK_PHASE not in phases:
+            phases.append(QUICK_PHASE)
+        return phases
+
+    @property
+    def has_shared(self) -> bool:
+        """Whether spots share rows: what comes next must go into new ones."""
+        return self.window.has_shared or (self.book is not None and self.book.has_shared)
 
     def open_row(self, spot: Spot) -> Row | None:
         """A row of the spot's that may be added to; None when the limit of rows is reached."""
@@ -242,6 +267,9 @@ class Rows:
     def forget(self, spot: Spot) -> None:
         """Drop what the spot has in this window; its rows may hold anything and are given up."""
         spot.own.clear()
+        spot.leave_place()
+        if self.book is not None:
+            self.book.forget(spot.id)
         if spot.window == self.window.number:
             self._untouch(spot)
 
@@ -255,15 +283,19 @@ class Rows:
 
     def take(self) -> tuple[Filled, Window]:
         """End the window: its rows and who points to them. The next window begins empty."""
-        ended = self.window
-        self.window = Window(number=ended.number + 1)
+        ended = self._turn()
         return self.table.take(), ended
 
-    def discard(self) -> Window:
+    def discard(self) -> None:
         """End the window and forget what it held."""
+        self._turn()
+        self.table.discard()
+
+    def _turn(self) -> Window:
         ended = self.window
         self.window = Window(number=ended.number + 1)
-        self.table.discard()
+        if self.book is not None:
+            ended.booked = self.book.turn(self.window.number)
         return ended
 
     def _untouch(self, spot: Spot) -> None:

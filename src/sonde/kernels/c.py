@@ -25,6 +25,8 @@ the memory alive and the row to themselves until the call returns.
     launch(entry, function, blocks, threads, stream, *arguments)
         Launch a function on a CUDA device through the driver's entry at that address; the driver's
         error, or 0.
+    entry()
+        Where the function behind `add` is, for the quick path of a capture.
     paths(), use_path(name), thread_runtime()
         For tests and benchmarks: the instruction sets this processor has, best first; which one to
         use; where threads come from, `openmp` or `pthreads`.
@@ -53,6 +55,7 @@ try:
         add_difference,
         add_many,
         add_strided,
+        entry,
         launch,
         merge,
         paths,
@@ -73,6 +76,7 @@ __all__ = [
     "add_many",
     "add_strided",
     "available",
+    "entry",
     "launch",
     "merge",
     "pack",
@@ -118,8 +122,7 @@ def available() -> bool:
 def pack(table: Table, indices: NDArray[np.int64], *, empties: bool = True) -> Sketches:
     """The chosen rows of a table as columns; the rows are empty afterwards, unless told otherwise.
 
-    `indices` must be distinct if rows are emptied. Other Python threads run meanwhile, and must
-    leave these rows alone.
+    Other Python threads run meanwhile, and must leave these rows alone.
     """
     if table.dtype != np.int64 or table.shape[1:] != (WORDS,) or not table.flags.c_contiguous:
         raise ValueError(f"`table` must be a contiguous int64 array of {WORDS} columns.")

@@ -96,6 +96,17 @@ class Kernel:
             self._function(module, name) for name in ("many_plain", "many_copy", "many_difference")
         ]
 
+    def launcher(self) -> tuple[int, int, int, int, int, list[tuple[int, int, int]]]:
+        """What somebody needs who launches `one` without Python, in the context that is current:
+        where the driver's entries to launch and to ask for the context are, that context, the most
+        blocks, threads per block; per format its code in C, its function, and values per block."""
+        current, context = self._driver.cuCtxGetCurrent, c_void_p()
+        _check(self._driver, current(byref(context)), "find the context")
+        functions = [(c.DTYPES[name], f, per_block) for name, (f, per_block) in self._one.items()]
+        entry = ctypes.cast(current, c_void_p).value or 0
+        at = (self._entry, entry, context.value or 0)
+        return *at, self._multiprocessors, THREADS, functions
+
     def one(
         self, dtype: str, x: int, n: int, row: int, repeat: int, stream: int, gate: int = 0
     ) -> None:

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from sonde._errors import SondeError
 from sonde.capture import active
-from sonde.capture.drain import Drain
+from sonde.capture.drain import Drain, Numbers
 from sonde.capture.plan import Plan, Schedule
 from sonde.capture.torch import arrivals, naming, patches
 from sonde.capture.torch.observing import Observer
@@ -100,7 +100,11 @@ class Session:
             label = self.capture.label if step is None else step
             for name, number in numbers.items():
                 self.observer.remember(label, name, number)
-            self.capture.number(numbers, step=label)
+            phase = self.capture._forced or "train"
+            where: list[str | None] = [None] * len(numbers)
+            self.capture.drain.put(
+                Numbers(label, phase, list(numbers), where, list(numbers.values()))
+            )
 
     def end_by_hand(self) -> None:
         """`watch.step()`: the step ends now."""

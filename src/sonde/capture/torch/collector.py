@@ -11,10 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
-from sonde.capture.rows import Row, Spot
-from sonde.capture.torch.hooks import MAX_SLOTS, GradHook, hook_gradient
+from sonde.capture.quick import MOST_PLACES, GradHook, Point, Row, Seen
+from sonde.capture.rows import QUICK_PHASE, Spot
+from sonde.capture.torch.hooks import MAX_SLOTS, hook_gradient
 from sonde.capture.torch.observing import Observer
-from sonde.capture.torch.passes import Held, Leaves, Pass, Seen
+from sonde.capture.torch.passes import Held, Leaves, Pass
 from sonde.capture.torch.recorder import Recorder
 from sonde.capture.torch.tap import Key, Owner, Tap
 from sonde.capture.torch.troubles import Troubles
@@ -44,7 +45,7 @@ class Collector:
         spot = _spot(tap, kind, call, slot, at.phase)
         if kind in self._owner.plan.kinds:
             seen.row = self._recorder.add(spot, x, seen.row)
-        if self.observer is not None:
+        if self.observer is not None and kind in self.observer.kinds:
             self.observer.see(spot, x)
 
     def output(self, tap: Tap, at: Pass, call: int, slot: str, x: Tensor, with_value: bool) -> None:
@@ -57,7 +58,7 @@ class Collector:
             )
         seen = at.look(x)
         is_returned = False
-        if at.returned.x is x and seen.row is None:
+        if at.returned.x is not None and seen.row is None:
             seen.row = at.returned.row_of(x)
             is_returned = seen.row is not None
         if with_value:
@@ -83,8 +84,19 @@ class Collector:
             ]
         row = self._tangent.row_of(x) if key.returned and key.is_gradient else None
         row = self._add(spots, x, row)
+        if key.point is None and not key.returned and at.phase == QUICK_PHASE:
+            self._pave(key, spots)
         if key.returned and at.stack and not key.is_gradient:  # whose end is going to be seen
             at.returned.put(x, row)
+            if self._owner.quick is not None:
+                self._owner.quick.waiting = True
+
+    def _pave(self, key: Key, spots: Sequence[Spot]) -> None:
+        """Have the quick path for a tap in compiled code from now on, if it can be."""
+        quick = self._owner.quick
+        places = tuple(spot.place for spot in spots if spot.place is not None)
+        if quick is not None and 0 < len(places) <= MOST_PLACES and len(places) == len(spots):
+            key.point = Point(quick, places, key.is_gradient)
 
     def several(
         self,
@@ -99,7 +111,7 @@ class Collector:
         spots = [_spot(tap, kind, call, slot, at.phase) for slot in slots]
         if spots and kind in self._owner.plan.kinds:
             self._recorder.add_several(spots, tensors)
-        if self.observer is not None:
+        if self.observer is not None and kind in self.observer.kinds:
             for spot, x in zip(spots, tensors, strict=True):
                 self.observer.see(spot, x)
 
@@ -118,7 +130,7 @@ class Collector:
         for spot in spots:
             if self.observer is None or spot.kind in self._owner.plan.kinds:
                 row = self._recorder.add(spot, x, row)
-            if self.observer is not None:
+            if self.observer is not None and spot.kind in self.observer.kinds:
                 self.observer.see(spot, x)
         return row
 

@@ -43,9 +43,13 @@ TRACES_HOOKS = importlib.util.find_spec("torch._higher_order_ops.register_hook")
 """Whether the compiler can trace a hook on any tensor. One that cannot fails, and with it the
 training, on a tensor that is written to afterwards; or it stops compiling there."""
 
+_ANY_LAYOUT: Final = (torch.Tag.flexible_layout,)
+"""The order of values in memory is all one to a sketch. A compiler that does not know this writes a
+second copy of a tensor for the tap, in the order of eager mode."""
+
 _LIBRARY: Final = torch.library.Library("sonde", "DEF")
-_LIBRARY.define("tap(Tensor x, int key) -> ()")
-_LIBRARY.define("tap_of(Tensor x, Tensor module, int place) -> ()")
+_LIBRARY.define("tap(Tensor x, int key) -> ()", tags=_ANY_LAYOUT)
+_LIBRARY.define("tap_of(Tensor x, Tensor module, int place) -> ()", tags=_ANY_LAYOUT)
 
 
 class _Trace:
@@ -163,6 +167,8 @@ _LOCK: Final = threading.Lock()
 
 def _run(x: Tensor, key: int) -> None:
     known = _KEYS[key]
+    if known.point is not None and known.point.add(x):
+        return
     owner = known.owner()
     if owner is not None and not owner.asleep:
         owner.compiled(known, x)
@@ -185,7 +191,8 @@ def _run_of(x: Tensor, module: Tensor, place: int) -> None:
         key = tap.keys.get(place)
         if key is None:
             key = tap.keys[place] = Key(tap, _PLACES[place])
-        tap.owner.compiled(key, x)
+        if key.point is None or not key.point.add(x):
+            tap.owner.compiled(key, x)
 
 
 def _pretend(x: Tensor, key: int) -> None:

@@ -16,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sonde.capture import quick
 from sonde.capture.rows import Filled
-from sonde.capture.torch.tables import Snapshot
+from sonde.capture.torch.tables import Snapshot, measure
 from sonde.kernels import c, cuda, row
 from sonde.kernels import torch as plain
 from sonde.record import Sketches
@@ -60,6 +61,10 @@ class CudaTable:
         self._gate_address = self._gate.data_ptr()
         self._stage = [_Stage(device), _Stage(device)]
         self._stretches: dict[int, _Stretches] = {}
+        self.book: quick.Book | None = None
+        if quick.AVAILABLE and c.available():
+            self.book = quick.Book()
+            self.book.on_cuda(self._index, *kernel.launcher())
         self.ensure(_ROWS_PER_PAGE)
 
     @property
@@ -75,6 +80,8 @@ class CudaTable:
             self._pages.append(page)
             self._bases.append(page.data_ptr())
             self._kernel.take(page.data_ptr(), _ROWS_PER_PAGE, 0, stream=self._stream())
+            if self.book is not None:
+                self.book.move(_ROWS_PER_PAGE, self._bases, list(self._pages))
 
     def add(self, index: int, x: Tensor, *, gated: bool = False) -> None:
         address = self._bases[index >> 8] + (index & 255) * row.ROW_BYTES
@@ -254,14 +261,18 @@ class _Stretches:
         self._table = torch.empty(self._words.shape, dtype=torch.int64, device=device)
         self._pinned = torch.empty(self._words.shape, dtype=torch.int64, pin_memory=True)
         self._sent = torch.cuda.Event()
-        self._at: list[int] = []
+        self._at: bytes = b""
         self._others: NDArray[np.int64] | None = None
 
     def point(self, tensors: Sequence[Tensor], others: NDArray[np.int64] | None) -> tuple[int, int]:
         """Address and length of the table on the device, where the tensors lie now."""
-        at = [x.data_ptr() for x in tensors]
+        measured = measure(tensors)
+        if measured is not None:
+            at = measured[0]
+        else:
+            at = np.array([x.data_ptr() for x in tensors], dtype=np.int64).tobytes()
         if at != self._at or not _same(others, self._others):
-            self._words[:, 0] = np.array(at, dtype=np.int64)[self._which] + self._offsets
+            self._words[:, 0] = np.frombuffer(at, dtype=np.int64)[self._which] + self._offsets
             self._words[:, 1] = 0 if others is None else others[self._which] + self._offsets
             if not self._sent.query():
                 # The last table is still on its way: never wait for it, write another one.

@@ -20,9 +20,9 @@ from torch.utils.hooks import RemovableHandle
 from sonde._errors import SondeError
 from sonde.capture.active import attach
 from sonde.capture.leaves import leaves
-from sonde.capture.rows import Spot
+from sonde.capture.quick import GradHook, use_number
 from sonde.capture.torch import compiled
-from sonde.capture.torch.tap import Owner, Tap
+from sonde.capture.torch.tap import Tap
 
 MAX_SLOTS: Final = 64
 """Tensors of one call that are told apart; a model that returns more has the rest skipped."""
@@ -36,6 +36,7 @@ def new_id() -> int:
 
 
 _GRADIENT: Final = new_id()
+use_number(_GRADIENT)
 
 
 def hang(tap: Tap, module: nn.Module, number: int) -> None:
@@ -105,7 +106,9 @@ class Enter(_Hook):
         if is_compiling():
             if not compiled.is_exporting():
                 compiled.enter(tap, inputs(args, kwargs, MAX_SLOTS))
-        elif not tap.owner.asleep:
+            return
+        lane = tap.lane
+        if (lane is None or not lane.enter(module)) and not tap.owner.asleep:
             tap.owner.enter(tap, module, args, kwargs)
 
 
@@ -119,7 +122,9 @@ class Leave(_Hook):
         if is_compiling():
             if not compiled.is_exporting():
                 compiled.leave(tap, leaves(output, Tensor, MAX_SLOTS))
-        elif not tap.owner.asleep:
+            return
+        lane = tap.lane
+        if (lane is None or not lane.leave(module, output)) and not tap.owner.asleep:
             tap.owner.leave(tap, module, output)
 
 
@@ -134,22 +139,6 @@ def hook_gradient(x: Tensor, hook: GradHook) -> None:
         x.grad_fn._register_hook_dict(x)  # type: ignore[union-attr]
     else:
         x.register_hook(hook)
-
-
-class GradHook:
-    """Tensor hook: one per tensor, for all the spots at which that tensor was seen."""
-
-    __slots__ = ("owner", "returned", "spots")
-
-    def __init__(self, owner: Owner, spot: Spot, returned: bool = False) -> None:
-        self.owner = owner
-        self.spots = [spot]
-        self.returned = returned
-
-    def __call__(self, grad: Tensor | None) -> None:
-        # There is none for an output of compiled code that nobody used.
-        if grad is not None and not self.owner.asleep:
-            self.owner.gradient(self.spots, grad, self.returned)
 
 
 compiled.stay_out_of(Enter.__call__.__code__)

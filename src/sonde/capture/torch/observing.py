@@ -67,8 +67,11 @@ class Observer:
         """Ask this metric too, from now on."""
         with self.capture.lock:
             self._choices.add(metric)
-            is_joint = len(metric.kinds) > 1 and metric.kinds[0] in MODULE_KINDS
-            self._changed(metric.kinds, follows=is_joint or metric.against is not None)
+            is_joint, is_of_module = len(metric.kinds) > 1, metric.kinds[0] in MODULE_KINDS
+            # What is said of a parameter and more is asked when all of it is there.
+            kinds = metric.kinds if not is_joint or is_of_module else (*metric.kinds, "update")
+            follows = (is_joint and is_of_module) or metric.against is not None
+            self._changed(kinds, follows=follows)
 
     def has(self, metric: Metric) -> bool:
         """Whether there is one that would be called the same."""

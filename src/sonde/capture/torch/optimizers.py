@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from operator import is_
 from typing import Any, Final
 from weakref import ref
 
@@ -21,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sonde.capture.drain import Later
 from sonde.capture.leaves import leaves
 from sonde.capture.rows import Spot
-from sonde.capture.torch import arrivals
+from sonde.capture.torch import arrivals, compiled
 from sonde.capture.torch.hooks import MAX_SLOTS
 from sonde.capture.torch.meter import meter_for
 from sonde.capture.torch.naming import Named
@@ -134,9 +135,11 @@ class Optimizers:
         if optimizer is self._optimizers[-1]():
             self._end()
 
-    # To the compiler of an optimizer's step: call these as they are.
-    _pre._torchdynamo_disable = True  # type: ignore[attr-defined]
-    _post._torchdynamo_disable = True  # type: ignore[attr-defined]
+    # To the compiler of an optimizer's step: call these as they are, and all that they call.
+    for _hook in (_pre, _post):
+        _hook._torchdynamo_disable = True  # type: ignore[attr-defined]
+        compiled.stay_out_of(_hook.__code__)
+    del _hook
 
     def about_to_clip(self, parameters: Sequence[Tensor]) -> None:
         """Gradients before clipping, under the slot `weight/before_clip`."""
@@ -276,10 +279,10 @@ class Optimizers:
             if "param_grad" in capture.plan.kinds:
                 bundle = self._bundle(members, tensors, "param_grad", suffix)
                 capture.recorder.add_together(bundle, grads)
-            if capture.observer is not None:
+            if capture.observer is not None and capture.observer.pipeline is not None:
                 where = [(w.path, w.name) for w in members.watched]
                 capture.observer.gradients(where, tensors, grads, suffix)
-                self._observe(members, grads, "param_grad", suffix)
+            self._observe(members, grads, "param_grad", suffix)
 
     def _see_updates(self, party: Party) -> None:
         kept, party.kept = party.kept, ()
@@ -289,11 +292,12 @@ class Optimizers:
         if "update" in self._capture.plan.kinds:
             bundle = self._bundle(party.changing, tensors, "update")
             self._capture.recorder.add_changes(bundle, tensors, kept)
-        if self._capture.observer is not None:
+        observer = self._capture.observer
+        if observer is not None and "update" in observer.kinds:
             bundle = self._bundle(party.changing, tensors, "param")
             for k, old in bundle.copies(tensors, kept):
                 spot = _spot(party.changing.watched[k], "update", "")
-                self._capture.observer.updated(spot, tensors[k], old)
+                observer.updated(spot, tensors[k], old)
 
     def _see_state(self, optimizer: Optimizer, party: Party) -> None:
         if "optim" not in self._capture.kinds:
@@ -304,7 +308,8 @@ class Optimizers:
             names, tensors = _state(optimizer, party)
         if not tensors:
             return
-        if (observer := self._capture.observer) is not None:
+        observer = self._capture.observer
+        if observer is not None and "optim" in observer.kinds:
             for (k, name), x in zip(names, tensors, strict=True):
                 observer.see(_spot(members.watched[k], "optim", f"/{name}"), x)
         if "optim" not in self._capture.plan.kinds:
@@ -331,7 +336,7 @@ class Optimizers:
         self, members: Members, tensors: Sequence[Tensor | None], kind: Kind, suffix: str = ""
     ) -> None:
         observer = self._capture.observer
-        if observer is not None:
+        if observer is not None and kind in observer.kinds:
             for watched, x in zip(members.watched, tensors, strict=True):
                 if x is not None:
                     observer.see(_spot(watched, kind, suffix), x)
@@ -422,12 +427,13 @@ def _spot(watched: _Watched, kind: Kind, suffix: str) -> Spot:
 def _same_state(optimizer: Optimizer, party: Party) -> list[Tensor] | None:
     """The tensors of the state, if it is made as it was; most of the time it is."""
     found: list[Tensor] = []
-    get = optimizer.state.get
-    if not party.state_keys or len(party.state_keys) != len(party.changing.tensors):
+    tensors = party.changing.tensors
+    if not (len(party.state_keys) == len(tensors) == len(optimizer.state) > 0):
         return None
-    for p, (n, keys) in zip(party.changing.tensors, party.state_keys, strict=True):
-        state = get(p)
-        if state is None or len(state) != n:
+    if not all(map(is_, optimizer.state, tensors)):
+        return None
+    for state, (n, keys) in zip(optimizer.state.values(), party.state_keys, strict=True):
+        if len(state) != n:
             return None
         for key in keys:
             x = state.get(key)

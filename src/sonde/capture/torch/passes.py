@@ -13,14 +13,15 @@ import sys
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, Final
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
 from torch.fx import _symbolic_trace
 
-from sonde.capture.rows import Row, Spot
-from sonde.capture.torch.hooks import GradHook
+from sonde.capture import quick
+from sonde.capture.quick import GradHook, Quick, Row, Seen
+from sonde.capture.rows import QUICK_PHASE, Spot
 from sonde.capture.torch.tap import Owner, Tap
 
 current_backward: Final = torch._C._current_graph_task_id
@@ -37,6 +38,17 @@ is_fx_tracing: Final[Callable[[], bool]] = getattr(
 there was first.)"""
 
 
+def quick_path(lock: Any, root: ref[nn.Module]) -> Quick | None:
+    """The quick path for a capture of a model, with its lock; None where there is none."""
+    exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+    if not quick.AVAILABLE or exchange is None:
+        return None
+    try:
+        return Quick(lock, root, Tensor, exchange, current_backward, torch.is_grad_enabled)
+    except ValueError:  # not the exchange that we know
+        return None
+
+
 def is_being_traced() -> bool:
     """Whether `torch.jit` or `torch.fx` looks at the model: such a call is none of ours."""
     return torch._C._get_tracing_state() is not None or is_fx_tracing()
@@ -49,18 +61,6 @@ def is_replica(module: nn.Module) -> bool:
 
 
 _CALL: Final[CodeType] = nn.Module._call_impl.__code__
-
-
-class Seen:
-    """A tensor met in this pass: the row that holds it, the hook on its gradient."""
-
-    __slots__ = ("grad", "ref", "row", "version")
-
-    def __init__(self, x: Tensor, version: int) -> None:
-        self.ref = ref(x)
-        self.version = version
-        self.row: Row | None = None
-        self.grad: GradHook | None = None
 
 
 class Held:
@@ -79,8 +79,12 @@ class Held:
             self.x, self._version, self._row = x, x._version, row
 
     def row_of(self, x: Tensor) -> Row | None:
-        """The row that holds this very tensor, unchanged since, if that is what was put here."""
-        if self.x is not x or self._version != x._version:
+        """The row that holds this very tensor, unchanged since, if that is what was put here. Code
+        may hand it out as another object for the same memory, which has not been written to."""
+        held = self.x
+        if held is None or x.is_inference() or self._version != x._version:
+            return None
+        if held is not x and not _is_same_memory(held, x):
             return None
         row = self._row
         self.clear()
@@ -88,6 +92,18 @@ class Held:
 
     def clear(self) -> None:
         self.x = self._row = None
+
+
+def _is_same_memory(a: Tensor, b: Tensor) -> bool:
+    if type(a) is not Tensor or type(b) is not Tensor:
+        return False
+    return (
+        a.device == b.device
+        and a.dtype is b.dtype
+        and a.shape == b.shape
+        and a.stride() == b.stride()
+        and a.data_ptr() == b.data_ptr()
+    )
 
 
 class Pass:
@@ -132,6 +148,14 @@ class Pass:
         return seen
 
 
+def bind(quick_: Quick | None, at: Pass) -> None:
+    """The pass begins in this thread: let what it calls take the quick path, if it may."""
+    if quick_ is not None:
+        quick_.bound = False
+        if at.phase == QUICK_PHASE:
+            quick_.bind(at.stack, at.calls, at.seen)
+
+
 def pop(stack: list[tuple[Tap, int]], tap: Tap) -> int:
     """The call of the module that ends; -1 if it never began. Calls above it never returned."""
     if stack and stack[-1][0] is tap:
@@ -170,18 +194,20 @@ class Checkpoints:
     __slots__ = ("_owed",)
 
     def __init__(self) -> None:
-        self._owed: dict[tuple[int, Tap], list[int]] = {}
+        self._owed: WeakKeyDictionary[Any, dict[Tap, list[int]]] = WeakKeyDictionary()
 
     def forward(self, tap: Tap, call: int) -> None:
         """A call without gradients begins, or ends; remember it if it will have to be redone."""
-        if context := _context("forward"):
-            self._owed.setdefault((context, tap), []).append(call)
+        context = _context("forward")
+        if context is not None:
+            self._owed.setdefault(context, {}).setdefault(tap, []).append(call)
 
     def backward(self, tap: Tap) -> int | None:
         """A call in backward: the number it had, None if there is nothing new to learn from it."""
         if not self._owed:
             return None
-        calls = self._owed.get((_context("backward"), tap))
+        context = _context("backward")
+        calls = None if context is None else self._owed.get(context, {}).get(tap)
         return calls.pop(0) if calls else None
 
     def clear(self) -> None:
@@ -210,13 +236,13 @@ class Leaves:
         self._held.clear()
 
 
-def _context(method: str) -> int:
-    """Identity of the checkpoint that is in its `forward` or `backward` now, 0 if none is."""
+def _context(method: str) -> Any:
+    """The context of the checkpoint that is in its `forward` or `backward` now, None if none is."""
     name = f"CheckpointFunction.{method}"
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
         if code.co_name == method and code.co_qualname.endswith(name):
-            return id(frame.f_locals.get(code.co_varnames[0]))
+            return frame.f_locals.get(code.co_varnames[0])
         frame = frame.f_back
-    return 0
+    return None

@@ -16,14 +16,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sonde.capture.drain import Drain, End, Part
-from sonde.capture.rows import Group, Row, Rows, Spot
+from sonde.capture.quick import Place, Row
+from sonde.capture.rows import QUICK_PHASE, Group, Rows, Spot
 from sonde.capture.torch.graphs import Captured, can_capture
 from sonde.capture.torch.tables import (
+    FORMATS,
     PlainTable,
     Sketcher,
     Snapshot,
     difference,
     is_one_stretch,
+    measure,
 )
 from sonde.capture.torch.troubles import Troubles
 from sonde.kernels.torch import Unsupported, name_of
@@ -59,7 +62,7 @@ class Recorder:
     @property
     def has_shared(self) -> bool:
         """Whether spots share rows: what comes next must go into new ones."""
-        return any(rows.window.has_shared for rows in self._devices.values())
+        return any(rows.has_shared for rows in self._devices.values())
 
     # -- tensors in ----------------------------------------------------------------------------
 
@@ -75,6 +78,8 @@ class Recorder:
             self._add_captured(self.capturing, spot, rows, x)
             return None
         if row is not None and rows.share(spot, row):
+            if spot.place is None:
+                self._give_place(spot, rows, None, x)
             return row
         if x.numel() == 0:
             rows.touch(spot)
@@ -87,18 +92,20 @@ class Recorder:
         try:
             table.add(opened.index, x)
         except Unsupported as reason:
-            spot.off = True
+            spot.switch_off()
             rows.undo(spot, opened)
             self._troubles.skip(spot.site.name, str(reason))
             return None
         except Exception as error:
-            spot.off = True
+            spot.switch_off()
             rows.forget(spot)
             self._troubles.failed(spot.site.name, error)
             return None
         except BaseException:  # the user interrupts: leave nothing half-done
             rows.forget(spot)
             raise
+        if (spot.place is None or spot.place.row is None) and opened is spot.own[0]:
+            self._give_place(spot, rows, opened, x)
         return opened
 
     def _add_captured(self, captured: Captured, spot: Spot, rows: Rows, x: Tensor) -> None:
@@ -253,9 +260,10 @@ class Recorder:
     def hand_over(self, step_of: Callable[[str], int]) -> None:
         """Give what was filled so far to the drain; drop the step if that would mean to wait."""
         for rows in self._devices.values():
-            if not rows.window.phases:
+            phases = rows.phases
+            if not phases:
                 continue
-            steps = {phase: step_of(phase) for phase in rows.window.phases}
+            steps = {phase: step_of(phase) for phase in phases}
             table: Sketcher = rows.table  # type: ignore[assignment]
             if self._drain.has_room and table.can_take and self._dropped.isdisjoint(steps.items()):
                 filled, window = rows.take()
@@ -307,8 +315,15 @@ class Recorder:
             spot.id = known
         return spot
 
+    def _give_place(self, spot: Spot, rows: Rows, row: Row | None, x: Tensor) -> None:
+        """Let what comes next to this spot take the quick path, if there is one."""
+        code = FORMATS.get(x.dtype)
+        if rows.book is not None and code is not None and spot.phase == QUICK_PHASE:
+            spot.leave_place()
+            spot.place = Place(rows.book, row, spot.id, code)
+
     def _none_left(self, spot: Spot, rows: Rows) -> None:
-        spot.off = True
+        spot.switch_off()
         self._troubles.skip(spot.site.name, f"more than {rows.limit} rows on one device")
 
 
@@ -338,7 +353,7 @@ class Bundle:
     What can be prepared for them is prepared once: a step costs little more than a launch.
     """
 
-    __slots__ = ("_last", "odd", "shares", "sizes", "spots")
+    __slots__ = ("_last", "_what", "odd", "shares", "sizes", "spots")
 
     def __init__(self, spots: list[Spot], tensors: Sequence[Tensor]) -> None:
         self.spots = spots
@@ -350,9 +365,15 @@ class Bundle:
     def resize(self, tensors: Sequence[Tensor]) -> None:
         """Be for tensors of these sizes."""
         self.sizes = [(x.numel(), x.dtype, x.get_device(), x.stride()) for x in tensors]
+        measured = measure(tensors)
+        self._what = None if measured is None else measured[1]
 
     def fits(self, tensors: Sequence[Tensor | None]) -> bool:
         """Whether all are there, and as they were prepared for."""
+        if self._what is not None:
+            measured = measure(tensors)
+            if measured is not None:
+                return measured[1] == self._what
         try:
             # Where they lay when all was looked at: most of the time nothing has moved.
             now = (

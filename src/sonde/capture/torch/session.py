@@ -29,10 +29,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from sonde.capture.drain import Drain, Numbers
+from sonde.capture.drain import Drain
 from sonde.capture.leaves import leaves
 from sonde.capture.plan import Plan, Schedule, schedule_of
-from sonde.capture.rows import Spot
+from sonde.capture.rows import QUICK_PHASE, Spot
 from sonde.capture.torch import compiled, graphing, naming
 from sonde.capture.torch.collector import Collector
 from sonde.capture.torch.graphs import Graphs
@@ -41,16 +41,18 @@ from sonde.capture.torch.observing import Observer
 from sonde.capture.torch.passes import (
     Checkpoints,
     Pass,
+    bind,
     current_backward,
     is_being_traced,
     is_inside_call_of,
     is_replica,
     pop,
+    quick_path,
 )
 from sonde.capture.torch.recorder import Recorder, Tables
 from sonde.capture.torch.tables import table_for
 from sonde.capture.torch.tap import Key, Tap, new_sign
-from sonde.capture.torch.taps import MODULE_KINDS, Taps
+from sonde.capture.torch.taps import GRADIENTS, MODULE_KINDS, Taps
 from sonde.capture.torch.troubles import Troubles
 
 
@@ -72,6 +74,8 @@ class Capture:
         self.drain = drain
         self.step = step
         self.lock = threading.RLock()
+        self._root = ref(naming.unwrapped(model))
+        self.quick = quick_path(self.lock, self._root)
         self.troubles = Troubles(drain, strict=plan.strict)
         self.recorder = Recorder(drain, self.troubles, tables)
         self.collector = Collector(self, self.recorder, self.troubles)
@@ -86,7 +90,6 @@ class Capture:
         self.spent_ns = self.dropped_steps = self.recorded_steps = 0
         self._first_step = step
         self._model = ref(model)
-        self._root = ref(naming.unwrapped(model))
         self._schedule = schedule
         self.always = schedule == schedule_of(1)
         self._between = True
@@ -157,7 +160,8 @@ class Capture:
         with self.lock:
             if self.is_closed:
                 return
-            self.is_closed = self.asleep = True
+            self.is_closed = True
+            self._settle()
             self.graphs.close()
             self.taps.remove()
             self.collector.clear()
@@ -173,11 +177,13 @@ class Capture:
         with self.lock:
             self.observer = self.collector.observer = observer
             self.kinds = self.plan.kinds | observer.kinds
+            self._settle()
             self.taps.widen(self.root, follows=observer.follows_calls)
 
     def forked(self) -> None:
         """Be silent for ever: the process is a fork of the one that records."""
-        self.is_closed = self.asleep = True
+        self.is_closed = True
+        self._settle()
 
     # -- what hooks report ---------------------------------------------------------------------
 
@@ -280,22 +286,6 @@ class Capture:
         except Exception as error:
             self._tap_failed(tap, error)
 
-    def number(
-        self,
-        values: dict[str, float | Callable[[], float]],
-        *,
-        step: int | None = None,
-        phase: str | None = None,
-        module: str | None = None,
-    ) -> None:
-        """Scalars of this step (or of the given one)."""
-        label = self.label if step is None else step
-        names = list(values)
-        where = [module] * len(names)
-        self.drain.put(
-            Numbers(label, phase or self._forced or "train", names, where, list(values.values()))
-        )
-
     # -- steps ---------------------------------------------------------------------------------
 
     def end_step(self) -> None:
@@ -309,7 +299,8 @@ class Capture:
             if self.observer is not None:
                 self.observer.end_step()
             if self._recording:
-                self._notice_silence()
+                if not self.passes_begun and self.plan.kinds & MODULE_KINDS and not self._paused:
+                    self.troubles.unseen()  # what was compiled before we came calls no hooks
                 self.recorder.hand_over(self._step_of)
                 self.recorded_steps += 1
                 if not self.recorder.end("train", self.step):
@@ -321,12 +312,10 @@ class Capture:
             self._passes = {i: p for i, p in self._passes.items() if p.stack and i != get_ident()}
             self._checkpoints.clear()
             self.collector.clear()
+            if self.quick is not None:
+                self.quick.bound = False
+                self.spent_ns, self.quick.spent_ns = self.spent_ns + self.quick.spent_ns, 0
             self._begin()
-
-    def _notice_silence(self) -> None:
-        """Never yet a pass: what was compiled before we came does not call our hooks."""
-        if not self.passes_begun and self.plan.kinds & MODULE_KINDS and not self._paused:
-            self.troubles.unseen()
 
     # -- passes --------------------------------------------------------------------------------
 
@@ -347,6 +336,12 @@ class Capture:
         idle = not self.recording and self._forced is None
         is_paused = self._paused > 0 and self.recorder.capturing is None
         self.asleep = self.is_closed or is_paused or (idle and not self._between)
+        if self.quick is not None:
+            is_usual = self.recorder.capturing is None and self._forced is None
+            is_live = is_usual and self.recording and not self.asleep
+            self.quick.live = is_live and self.observer is None and QUICK_PHASE in self.plan.phases
+            others = frozenset() if self.observer is None else self.observer.kinds & GRADIENTS
+            self.quick.hears_gradients = is_live and not others
 
     def _wake(self) -> None:
         """Have all hooks in place: what comes is to be recorded, or compiled."""
@@ -392,6 +387,7 @@ class Capture:
         self.passes_begun += 1
         self.taps.mind()
         at.begin(phase)
+        bind(self.quick, at)
         if phase == "train" and self._between:
             self._between = False
             self._settle()
@@ -472,10 +468,14 @@ class Capture:
             return
         if isinstance(output, Tensor):
             collector.output(tap, at, call, "0", output, tap.output and not is_redone)
+            if at.phase == QUICK_PHASE:
+                tap.pave(call)
         else:
             for slot, x in collector.limited(tap, leaves(output, Tensor, MAX_SLOTS + 1)):
                 collector.output(tap, at, call, slot, x, tap.output and not is_redone)
         at.returned.clear()
+        if self.quick is not None:
+            self.quick.waiting = False
         if self.observer is not None and tap.selected and not is_redone:
             self.observer.left(tap, call, module, output, at.phase)
 

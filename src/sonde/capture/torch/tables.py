@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sonde.capture import quick
 from sonde.capture.rows import Filled, Table
 from sonde.kernels import c, row
 from sonde.kernels import torch as plain
@@ -25,7 +26,19 @@ _FIRST_ROWS = 64
 _KEPT_TABLES = 3
 """Empty tables kept for the next steps: one being filled, one being read, one in between."""
 _BOUNDARY = 256
-_CODES = {dtype: c.DTYPES[name] for dtype, name in plain.DTYPES.items()}
+FORMATS = {dtype: c.DTYPES[name] for dtype, name in plain.DTYPES.items()}
+"""What fused kernels read, with its code in C."""
+
+
+_EXCHANGE = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+_TYPES = (torch.nn.Parameter, Tensor)
+
+
+def measure(tensors: Sequence[Tensor | None]) -> tuple[bytes, bytes] | None:
+    """Where tensors lie and what they are, as int64; None if some of them do not lie in order."""
+    if _EXCHANGE is None:
+        return None
+    return quick.measure(_EXCHANGE, _TYPES, tensors if type(tensors) is list else list(tensors))
 
 
 class Sketcher(Table, Protocol):
@@ -108,23 +121,31 @@ class HostTable:
     can_take = True
 
     def __init__(self) -> None:
-        self._rows = row.new_table(_FIRST_ROWS)
-        self._address = self._rows.ctypes.data
+        self.book: quick.Book | None = None
+        if quick.AVAILABLE:
+            self.book = quick.Book()
+            self.book.on_host(c.entry())
         self._free: list[row.Table] = []
+        self._use(row.new_table(_FIRST_ROWS))
 
     def ensure(self, n_rows: int) -> None:
         if n_rows > len(self._rows):
             grown = row.new_table(max(n_rows, 2 * len(self._rows)))
             grown[: len(self._rows)] = self._rows
-            self._rows, self._address = grown, grown.ctypes.data
+            self._use(grown)
 
     def take(self) -> Filled:
         filled = _HostRows(self._rows, self._free)
         while self._free and len(self._free[-1]) != len(self._rows):
             self._free.pop()
-        self._rows = self._free.pop() if self._free else row.new_table(len(self._rows))
-        self._address = self._rows.ctypes.data
+        self._use(self._free.pop() if self._free else row.new_table(len(self._rows)))
         return filled
+
+    def _use(self, rows: row.Table) -> None:
+        self._rows, self._address = rows, rows.ctypes.data
+        if self.book is not None:
+            self.book.move(len(rows), [self._address], rows)
+            self.book.threads = torch.get_num_threads()
 
     def discard(self) -> None:
         row.clear(self._rows)
@@ -132,7 +153,7 @@ class HostTable:
     def add(self, index: int, x: Tensor) -> None:
         values, repeat, zeros = plain.readable(x)
         address = self._address + index * row.ROW_BYTES
-        code = _CODES[values.dtype]
+        code = FORMATS[values.dtype]
         threads = torch.get_num_threads()
         if plain.is_dense(values):
             c.add(address, values.data_ptr(), values.numel(), code, repeat, threads)
@@ -158,7 +179,7 @@ class HostTable:
         work[0] = self._address + indices * row.ROW_BYTES
         work[1] = [x.data_ptr() for x in tensors]
         work[2] = [x.numel() for x in tensors]
-        work[3] = [_CODES[x.dtype] for x in tensors]
+        work[3] = [FORMATS[x.dtype] for x in tensors]
         if copies is not None:
             work[4] = copies.addresses
         if olds is not None:
@@ -178,10 +199,7 @@ class _HostRows:
         self.size_bytes = rows.nbytes
 
     def sketches(self, rows: NDArray[np.int64]) -> Sketches:
-        filled, where = np.unique(rows, return_inverse=True)
-        found = c.pack(self._rows, filled)
-        if len(filled) < len(rows) or not np.array_equal(filled, rows):
-            found = take(found, where)
+        found = c.pack(self._rows, rows)
         if len(self._free) < _KEPT_TABLES:
             self._free.append(self._rows)
         return found

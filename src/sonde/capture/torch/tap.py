@@ -9,7 +9,8 @@ from weakref import WeakValueDictionary, ref
 from torch import Tensor, nn
 
 from sonde.capture.plan import Plan
-from sonde.capture.rows import Spot
+from sonde.capture.quick import Lane, Point, Quick
+from sonde.capture.rows import QUICK_PHASE, Spot
 from sonde.capture.torch.troubles import Troubles
 from sonde.record import Kind
 
@@ -32,6 +33,7 @@ class Owner(Protocol):
     plan: Plan
     kinds: frozenset[Kind]
     troubles: Troubles
+    quick: Quick | None
 
     def enter(self, tap: Tap, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A module was called, in eager mode, while something may have to be recorded."""
@@ -66,19 +68,21 @@ class Key:
     """A tap in compiled code: the places that its tensor is seen at, of one owner's.
 
     All weak: code may outlive the watch. `returned` says that a hook outside of the code will see
-    the tensor again, as it is; or has seen it, if it is a gradient.
+    the tensor again, as it is; or has seen it, if it is a gradient. `point` is its quick path.
     """
 
-    __slots__ = ("_places", "is_gradient", "owner", "returned")
+    __slots__ = ("_places", "is_gradient", "owner", "point", "returned")
 
     def __init__(self, tap: Tap, place: Place) -> None:
         self.owner = ref(tap.owner)
         self.is_gradient = place.kind.endswith("_grad")
         self.returned = False
+        self.point: Point | None = None
         self._places = [(ref(tap), place)]
 
     def add(self, tap: Tap, place: Place) -> None:
         """See the tensor at that place, too."""
+        self.point = None
         self._places.append((ref(tap), place))
 
     def places(self) -> list[tuple[Tap, Place]]:
@@ -94,8 +98,18 @@ class Tap:
     """
 
     __slots__ = (
-        *("__weakref__", "enters", "input", "input_grad", "is_root", "key", "keys", "module"),
-        *("output", "output_grad", "outputs", "owner", "path", "selected", "sign", "spots"),
+        *("__weakref__", "enters", "input", "input_grad", "is_root", "key", "keys", "lane"),
+        *(
+            "module",
+            "output",
+            "output_grad",
+            "outputs",
+            "owner",
+            "path",
+            "selected",
+            "sign",
+            "spots",
+        ),
     )
 
     def __init__(
@@ -122,6 +136,7 @@ class Tap:
         self.enters = is_root or self.input or self.input_grad or not is_plain(module)
         self.spots: dict[tuple[Any, ...], Spot] = {}
         self.outputs: dict[tuple[int, str, str], tuple[Spot, Spot]] = {}
+        self.lane: Lane | None = None
         self.key: Tensor | None = None
         self.keys: dict[int, Key] = {}
 
@@ -138,11 +153,34 @@ class Tap:
         self.output |= "output" in kinds
         self.output_grad |= "output_grad" in kinds
         self.enters |= follows or self.input or self.input_grad
+        self.lane = None
         return before != (self.input, self.input_grad, self.output, self.output_grad, self.enters)
+
+    def pave(self, call: int) -> None:
+        """Have the quick path for this call of the module, from now on: it was seen as it usually
+        is, a call of a training pass that returned one tensor."""
+        quick = self.owner.quick
+        if (
+            quick is None
+            or not quick.live
+            or self.is_root
+            or (self.lane is not None and self.lane.has(call))
+        ):
+            return
+        value, gradient = self.outputs[call, "0", QUICK_PHASE]
+        if self.output and value.place is None:
+            return
+        if self.lane is None:
+            looks = self.input or self.input_grad
+            self.lane = Lane(quick, self.owner, self, self.module, self.enters, looks)
+        self.lane.put(
+            call, value.place if self.output else None, gradient if self.output_grad else None
+        )
 
     def switch_off(self) -> None:
         """Record nothing of this module any more."""
         self.selected = False
+        self.lane = None
         self.input = self.input_grad = self.output = self.output_grad = False
 
 

@@ -223,8 +223,7 @@ static PyObject *pack(PyObject *Py_UNUSED(self), Arguments arguments, Py_ssize_t
                           (int16_t *)(intptr_t)a[7], (int64_t *)(intptr_t)a[8], a[9] != 0);
     Py_END_ALLOW_THREADS
     if (!is_whole) {
-        PyErr_SetString(PyExc_RuntimeError, "A row changed while it was packed, or was named twice. "
-                                            "Pack each row once, and fill none meanwhile.");
+        PyErr_SetString(PyExc_RuntimeError, "A row changed while it was packed. Fill none meanwhile.");
         return NULL;
     }
     Py_RETURN_NONE;
@@ -283,6 +282,12 @@ static PyObject *thread_runtime(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(n
     return PyUnicode_FromString(sonde_thread_runtime());
 }
 
+/* Where `sonde_add` is, for another extension of ours. */
+static PyObject *entry(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(none))
+{
+    return PyLong_FromLongLong((long long)(intptr_t)sonde_add);
+}
+
 #define FAST(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
 static PyMethodDef methods[] = {
@@ -296,6 +301,7 @@ static PyMethodDef methods[] = {
     FAST(count_bins),
     FAST(pack),
     FAST(launch),
+    {"entry", entry, METH_NOARGS, NULL},
     {"paths", paths, METH_NOARGS, NULL},
     {"use_path", use_path, METH_O, NULL},
     {"thread_runtime", thread_runtime, METH_NOARGS, NULL},

@@ -59,19 +59,32 @@ int64_t sonde_count_bins(const int64_t *table, const int64_t *indices, int64_t n
     return offsets[n];
 }
 
-/* Every chosen row becomes one row of the columns, and empty if asked for. False if a row's bins are
-   not as many as were counted. */
+/* A row of which only the bins that are not empty are written to: the rest stays out of the cache. */
+static void empty(int64_t *row)
+{
+    for (int b = HEADER; b < WORDS; b += 8) {
+        int64_t *bins = row + b;
+        if (bins[0] | bins[1] | bins[2] | bins[3] | bins[4] | bins[5] | bins[6] | bins[7])
+            memset(bins, 0, 8 * sizeof *bins);
+    }
+    memset(row, 0, HEADER * sizeof *row);
+    clear_extrema(row);
+}
+
+/* Every chosen row becomes one row of the columns; then all are emptied, if asked for. False if a
+   row's bins are not as many as were counted. */
 int sonde_pack(int64_t *table, const int64_t *indices, int64_t n, const int64_t *offsets,
                int64_t *counts, int64_t *sums, int64_t *extrema, int16_t *ids, int64_t *bin_counts,
                int empties)
 {
     for (int64_t i = 0; i < n; i++) {
-        int64_t *row = table + indices[i] * WORDS, at = offsets[i], end = offsets[i + 1];
+        const int64_t *row = table + indices[i] * WORDS;
+        int64_t at = offsets[i], end = offsets[i + 1];
         memcpy(counts + i * 6, row + COUNT, 6 * 8);
         memcpy(sums + i * 4, row + SUM, 4 * 8);
         memcpy(extrema + i * 3, row + MIN, 3 * 8);
         for (int b = 0; b < N_BINS; b += 8) {
-            int64_t *bins = row + HEADER + b;
+            const int64_t *bins = row + HEADER + b;
             if (!(bins[0] | bins[1] | bins[2] | bins[3] | bins[4] | bins[5] | bins[6] | bins[7]))
                 continue;
             for (int k = 0; k < 8; k++) {
@@ -82,15 +95,11 @@ int sonde_pack(int64_t *table, const int64_t *indices, int64_t n, const int64_t 
                 ids[at] = (int16_t)(b + k);
                 bin_counts[at++] = bins[k];
             }
-            if (empties)
-                memset(bins, 0, 8 * sizeof *bins); /* only these: the rest stays out of the cache */
         }
         if (at != end)
             return 0;
-        if (empties) {
-            memset(row, 0, HEADER * sizeof *row);
-            clear_extrema(row);
-        }
     }
+    for (int64_t i = 0; empties && i < n; i++)
+        empty(table + indices[i] * WORDS);
     return 1;
 }

@@ -1,0 +1,237 @@
+/* Tensors read into rows. Nothing is noted before a tensor was read. */
+#include "quick.h"
+
+#include <stdlib.h>
+
+/* Values above which other Python threads may run while the host reads them. */
+enum { LET_OTHERS_RUN = 16384 };
+
+static int format_of(int code, int bits)
+{
+    switch (code) {
+    case FLOAT:
+        return bits == 32 ? FLOAT32 : bits == 16 ? FLOAT16 : bits == 64 ? FLOAT64 : -1;
+    case BFLOAT:
+        return bits == 16 ? BFLOAT16 : -1;
+    case E4M3FN:
+        return FLOAT8_E4M3FN;
+    case E5M2:
+        return FLOAT8_E5M2;
+    default:
+        return -1;
+    }
+}
+
+/* Whether an attribute, or what a method without arguments returns, is true; 0 if it fails. */
+int is_true(PyObject *found)
+{
+    int is = found == Py_True;
+    if (!found)
+        PyErr_Clear();
+    Py_XDECREF(found);
+    return is;
+}
+
+/* Whether the tensor lies in one stretch of memory, in order; if so, where. */
+static int find(const Exchange *exchange, PyObject *x, View *view)
+{
+    Tensor t;
+    if (exchange->view(x, &t) != 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    int64_t n = 1;
+    for (int d = t.n_dims - 1; d >= 0; d--) {
+        if (t.sizes[d] != 1 && t.strides[d] != n)
+            return 0;
+        n *= t.sizes[d];
+    }
+    view->n = n;
+    view->data = (const char *)t.data + t.byte_offset;
+    view->format = t.dtype.lanes == 1 ? format_of(t.dtype.code, t.dtype.bits) : -1;
+    view->device_type = t.device.type;
+    view->device = t.device.type == ON_HOST ? 0 : t.device.index;
+    return n > 0 && t.data && view->format >= 0; /* those without memory stand for zeros */
+}
+
+/* Whether the values of the object can be read as they lie; if so, where. Some tensors stand for the
+   negative of what lies there. */
+int look(const Quick *quick, PyObject *x, View *view)
+{
+    if ((PyObject *)Py_TYPE(x) != quick->tensor || !find(quick->exchange, x, view))
+        return 0;
+    PyObject *negative = PyObject_CallMethodObjArgs(x, n_is_neg, NULL);
+    if (negative != Py_False) {
+        is_true(negative);
+        return 0;
+    }
+    Py_DECREF(negative);
+    return 1;
+}
+
+/* Whether such a tensor goes to that place, and we know how to read it now. */
+int is_for(const Quick *quick, const Place *place, View *view)
+{
+    const Book *book = place->book;
+    const Row *row = place->row;
+    if (place->off || place->format != view->format || book->device_type != view->device_type ||
+        book->device != view->device ||
+        (row && row->index >= book->pages * book->rows_per_page))
+        return 0;
+    if (book->device_type == ON_HOST)
+        return 1;
+    void *context = NULL;
+    return book->functions[view->format] && !book->current(&context) && context == book->context &&
+           !quick->exchange->stream(ON_CUDA, book->device, &view->stream);
+}
+
+/* Whether the place has a row that may be added to: nobody else points to what it holds. */
+int is_open(const Place *place)
+{
+    const Row *row = place->row;
+    return row && (row->window != place->book->window || !row->shared);
+}
+
+/* Add the values to the place's row. Nothing else changes: see `enter_row`. */
+int add(const Place *place, const View *view)
+{
+    Book *book = place->book;
+    long long index = place->row->index;
+    int64_t row = book->bases[index / book->rows_per_page] +
+                  index % book->rows_per_page * (long long)(WORDS * sizeof(int64_t));
+    if (book->device_type == ON_HOST) {
+        Item item; /* the dimensions stay unset: there are none */
+        item.row = (int64_t *)(intptr_t)row;
+        item.data = view->data;
+        item.copy = NULL;
+        item.old = NULL;
+        item.n = view->n;
+        item.repeat = 1;
+        item.format = view->format;
+        item.n_dims = 0;
+        if (view->n < LET_OTHERS_RUN) {
+            book->add(&item, 1);
+        } else {
+            long long threads = book->threads;
+            Py_BEGIN_ALLOW_THREADS
+            book->add(&item, threads);
+            Py_END_ALLOW_THREADS
+        }
+        return HANDLED;
+    }
+    int64_t words[] = {(int64_t)(intptr_t)view->data, view->n, row, 1, 0};
+    void *arguments[] = {words, words + 1, words + 2, words + 3, words + 4};
+    int64_t blocks = view->n / book->per_block[view->format];
+    if (blocks < 1)
+        blocks = 1;
+    if (blocks > book->most_blocks)
+        blocks = book->most_blocks;
+    /* Other Python threads do not run meanwhile: giving them the interpreter for so short a call is
+       what makes a training thread wait. */
+    int failed = book->launch(book->functions[view->format], (unsigned)blocks, 1, 1,
+                              book->block_threads, 1, 1, 0, view->stream, arguments, NULL);
+    return failed ? NOT_HANDLED : HANDLED;
+}
+
+/* Room for that many entries more. */
+int make_room(Book *book, long long more)
+{
+    if (book->count + more <= book->room)
+        return 1;
+    long long room = 2 * (book->count + more) + 64;
+    int64_t *grown = realloc(book->entries, (size_t)room * 2 * sizeof(int64_t));
+    if (!grown)
+        return 0;
+    book->entries = grown;
+    book->room = room;
+    return 1;
+}
+
+static void enter(Book *book, long long id, long long index)
+{
+    book->entries[2 * book->count] = id;
+    book->entries[2 * book->count + 1] = index;
+    book->count++;
+}
+
+/* The place's row was added to. */
+void enter_row(const Place *place)
+{
+    Row *row = place->row;
+    Book *book = place->book;
+    if (row->window == book->window) {
+        row->events++;
+        return;
+    }
+    row->window = book->window;
+    row->events = 1;
+    row->shared = 0;
+    enter(book, place->id, row->index);
+}
+
+/* Whether a row holds this one tensor and nothing else. */
+int can_share(const Place *place, const Row *row)
+{
+    return row->window == place->book->window && row->events == 1;
+}
+
+void share(const Place *place, Row *row)
+{
+    row->shared = 1;
+    place->book->has_shared = 1;
+    enter(place->book, place->id, row->index);
+}
+
+/* A tensor at several places: it is read once, all point to the row that holds it. */
+int add_at(const Quick *quick, Place *const *places, Py_ssize_t n, View *view)
+{
+    Book *book = places[0]->book;
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (!is_for(quick, places[i], view) || places[i]->book != book)
+            return NOT_HANDLED;
+    /* A row that several point to must hold nothing else. */
+    if (!is_open(places[0]) || (n > 1 && places[0]->row->window == book->window) ||
+        !make_room(book, n) || add(places[0], view) != HANDLED)
+        return NOT_HANDLED;
+    enter_row(places[0]);
+    for (Py_ssize_t i = 1; i < n; i++)
+        share(places[i], places[0]->row);
+    return HANDLED;
+}
+
+PyObject *measure(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t n)
+{
+    if (n != 3 || !PyTuple_Check(arguments[1]) || !PyList_Check(arguments[2])) {
+        PyErr_SetString(PyExc_TypeError, "`measure` takes the exchange, a tuple of types, and a "
+                                         "list of tensors.");
+        return NULL;
+    }
+    const Exchange *exchange = PyCapsule_GetPointer(arguments[0], "dlpack_exchange_api");
+    Py_ssize_t count = PyList_Size(arguments[2]), kinds = PyTuple_Size(arguments[1]);
+    if (!exchange)
+        return NULL;
+    int64_t *where = malloc((size_t)(3 * count + 1) * sizeof(int64_t)), *what = where + count;
+    if (!where)
+        return PyErr_NoMemory();
+    PyObject *found = NULL;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *x = PyList_GetItem(arguments[2], i);
+        View view;
+        Py_ssize_t k = 0;
+        while (k < kinds && (PyObject *)Py_TYPE(x) != PyTuple_GetItem(arguments[1], k))
+            k++;
+        if (k == kinds || exchange->major != 1 || !find(exchange, x, &view)) {
+            found = Py_NewRef(Py_None);
+            break;
+        }
+        where[i] = (int64_t)(intptr_t)view.data;
+        what[2 * i] = view.n;
+        what[2 * i + 1] =
+            view.format | (int64_t)view.device_type << 16 | (int64_t)view.device << 32;
+    }
+    if (!found)
+        found = Py_BuildValue("(y#y#)", (const char *)where, count * (Py_ssize_t)sizeof(int64_t),
+                              (const char *)what, 2 * count * (Py_ssize_t)sizeof(int64_t));
+    free(where);
+    return found;
+}

@@ -1,0 +1,112 @@
+"""The quick path of hooks: what they do most of the time, in C, and what they share with Python.
+
+A watched step calls hundreds of hooks. Most of them find the same as in the step before: a module
+that returns one tensor, dense and of the same format, later its gradient. An extension does all
+that in one call and few cache lines; whatever is unusual or doubtful it leaves to Python, before it
+has changed anything. Where there is no extension (an install without a compiler), or no way for it
+to ask tensors what they are, everything goes through Python.
+
+    Row        a row of a table: in which window it was opened, how often it was added to
+    Book       the rows of a device: where they lie, and which sites were added to which
+    Place      where the tensors of a spot go: its row in a book, or rows of others
+    Seen       a tensor met in a pass: the row that holds it, the hook on its gradient
+    GradHook   a hook on a gradient, for all the spots that its tensor was seen at
+    Quick      a capture: `live` while it records and nobody else looks, `hears_gradients` while
+               that is so for them, `bound` to the pass that is running, `waiting` for a module to
+               return what compiled code did
+    Lane       a module: for each of its calls, the places of what it returns
+    Point      a tap in compiled code: the places of its tensor
+
+    measure(exchange, types, tensors)
+        Where tensors lie, and for each how many values of which format on which device: two arrays
+        of int64. None if one of them is not of these types, or not in order in memory.
+
+A book notes pairs of a site's id and a row's index; `turn` gives those of the window that ends.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+from weakref import ref
+
+__all__ = [
+    "AVAILABLE",
+    "MOST_PLACES",
+    "Book",
+    "GradHook",
+    "Lane",
+    "Place",
+    "Point",
+    "Quick",
+    "Row",
+    "Seen",
+    "measure",
+    "use_number",
+]
+
+try:
+    from sonde.capture._quick import (
+        Book,
+        GradHook,
+        Lane,
+        Place,
+        Point,
+        Quick,
+        Row,
+        Seen,
+        measure,
+        use_number,
+    )
+except ImportError:  # built without a compiler
+    AVAILABLE = False
+else:
+    AVAILABLE = True
+
+MOST_PLACES: Final = 8
+"""Of one tensor in compiled code."""
+
+if not TYPE_CHECKING and not AVAILABLE:
+    Book = Lane = Place = Point = Quick = None
+
+    def measure(_exchange: Any, _types: Any, _tensors: Any) -> None:
+        """There is no telling."""
+
+    def use_number(_number: int) -> None:
+        """There is nobody to tell."""
+
+    class Row:
+        """One row of a table and what it holds in the current window."""
+
+        __slots__ = ("events", "index", "shared", "window")
+
+        def __init__(self, index: int, window: int) -> None:
+            self.index = index
+            self.window = window
+            self.events = 1
+            self.shared = False
+
+    class Seen:
+        """A tensor met in a pass: the row that holds it, the hook on its gradient."""
+
+        __slots__ = ("grad", "ref", "row", "version")
+
+        def __init__(self, x: Any, version: int) -> None:
+            self.ref = ref(x)
+            self.version = version
+            self.row: Row | None = None
+            self.grad: GradHook | None = None
+
+    class GradHook:
+        """Tensor hook: one per tensor, for all the spots at which that tensor was seen."""
+
+        __slots__ = ("owner", "returned", "spots")
+
+        def __init__(self, owner: Any, spot: Any, returned: bool = False) -> None:
+            self.owner = owner
+            self.spots = [spot]
+            self.returned = returned
+
+        def __call__(self, grad: Any) -> None:
+            # There is none for an output of compiled code that nobody used.
+            if grad is not None and not self.owner.asleep:
+                self.owner.gradient(self.spots, grad, self.returned)
