@@ -7,6 +7,10 @@ optimizer state. Variants take turns in rounds, so that a drift of the clock hit
 The floor is what must be read once (the bytes of all distinct tensors captured in a step) over the
 bandwidth of a device copy measured in the same run.
 
+A step takes as long as the slower of two: the device with its work, the host with handing it out.
+`device_ms` is the former alone, by events around a step that was handed out while the device was
+kept busy; `host_ms` the latter, by the clock around a step for which the device is idle.
+
     python benchmarks/gpu_overhead.py [--rounds 5] [--steps 20] [--out benchmarks/results]
 """
 
@@ -122,6 +126,21 @@ class Variant:
         self.times.append((time.perf_counter() - began) / steps * 1e3)
         self.peak = max(self.peak, (torch.cuda.max_memory_allocated() - before) / 2**30)
 
+    def apart(self, tokens, targets, times: int = 5) -> dict:
+        """What a step takes on the device, and what it takes to hand it out."""
+        device, host = [], []
+        for _ in range(times):
+            torch.cuda.synchronize()
+            device.append(_timed(lambda: self.step(tokens, targets), 200_000_000) * 1e3)
+            began = time.perf_counter()
+            self.step(tokens, targets)
+            host.append((time.perf_counter() - began) * 1e3)
+        torch.cuda.synchronize()
+        return {
+            "device_ms": round(statistics.median(device), 3),
+            "host_ms": round(statistics.median(host), 3),
+        }
+
     def close(self) -> dict:
         if self.watch is None:
             return {}
@@ -139,9 +158,9 @@ def copy_bandwidth() -> float:
     return 2 * a.numel() / statistics.median(times[2:])
 
 
-def _timed(act: Callable[[], object]) -> float:
+def _timed(act: Callable[[], object], busy_cycles: int = 1_000_000) -> float:
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(1_000_000)
+    torch.cuda._sleep(busy_cycles)
     first.record()
     act()
     last.record()
@@ -223,6 +242,7 @@ def main() -> None:
                     "added_over_floor": round(added / floor_ms, 3),
                     "peak_gib": round(variant.peak, 2),
                     "peak_ratio": round(variant.peak / plain.peak, 4),
+                    **variant.apart(tokens, targets),
                     **variant.close(),
                 }
                 rows.append(row)
