@@ -287,6 +287,21 @@ def test_a_joint_metric_belongs_to_its_own_call_in_any_order_of_backward(watchin
     assert seen == [(1.0, 2), (0.0, 3)]
 
 
+def test_a_metric_of_a_parameter_and_its_gradient_needs_nothing_else_recorded(watching):
+    model = mlp()
+    optimizer = sgd(model)
+    watch, _ = watching(model, optimizer, log=["output"])
+    watch.add_metric("dot", lambda p, g: (p * g).sum(), kind=("param", "param_grad"))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    model(torch.ones(2, 4)).square().mean().backward()
+    grads = {name: p.grad.clone() for name, p in model.named_parameters()}
+    optimizer.step()
+    found = {name.removeprefix("dot/"): value for name, value in watch.metrics().items()}
+    assert found == pytest.approx(
+        {name: (before[name] * grads[name]).sum().item() for name in before}, rel=1e-5
+    )
+
+
 # -- choosing ----------------------------------------------------------------------------------
 
 
