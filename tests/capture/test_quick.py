@@ -329,6 +329,31 @@ def test_after_the_first_step_usual_modules_do_not_go_through_python(watching):
     assert set(memory.at(2)) == set(memory.at(0))
 
 
+def test_taps_in_compiled_code_take_it_again_after_steps_of_several_batches(watching):
+    """With several, the row that several modules point to is closed, and another one opened."""
+    model = nn.Sequential(Wrapper(Wrapper(nn.Linear(6, 6))), nn.GELU())
+    watch, memory = watching(model, log=["output"])
+    run = torch.compile(model, backend="aot_eager")
+    slow, original = [], Capture.compiled
+
+    def compiled(self, key, x):
+        slow.append(key)
+        return original(self, key, x)
+
+    for batches in (1, 2, 2, 1, 1):
+        slow.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Capture, "compiled", compiled)
+            for _ in range(batches):
+                run(torch.randn(4, 6))
+            watch.step()
+    watch.close()
+    assert len(slow) == 2  # the first, which begins the pass, and what the model itself returns
+    for step, batches in enumerate((1, 2, 2, 1, 1)):
+        for path in ("0", "0.child", "0.child.child", "1"):
+            assert memory.at(step)[Site(path, "output", 0, "0").name].count == batches * 24
+
+
 @pytest.mark.parametrize("log", [["output"], ["output", "output_grad"]])
 def test_a_metric_of_outputs_sends_them_through_python_but_not_gradients(watching, log):
     model = nn.Sequential(nn.Linear(6, 6), nn.GELU())

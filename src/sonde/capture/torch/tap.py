@@ -99,17 +99,8 @@ class Tap:
 
     __slots__ = (
         *("__weakref__", "enters", "input", "input_grad", "is_root", "key", "keys", "lane"),
-        *(
-            "module",
-            "output",
-            "output_grad",
-            "outputs",
-            "owner",
-            "path",
-            "selected",
-            "sign",
-            "spots",
-        ),
+        *("module", "output", "output_grad", "outputs", "owner", "path", "selected"),
+        *("sign", "spots"),
     )
 
     def __init__(
