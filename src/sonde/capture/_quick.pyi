@@ -3,6 +3,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import ref
 
+MOST_PLACES: int
+
 def use_number(number: int, /) -> None: ...
 def measure(
     exchange: Any, types: tuple[type, ...], tensors: list[Any], /

@@ -15,7 +15,7 @@ to ask tensors what they are, everything goes through Python.
                that is so for them, `bound` to the pass that is running, `waiting` for a module to
                return what compiled code did
     Lane       a module: for each of its calls, the places of what it returns
-    Point      a tap in compiled code: the places of its tensor
+    Point      a tap in compiled code: the places of its tensor, at most `MOST_PLACES`
 
     measure(exchange, types, tensors)
         Where tensors lie, and for each how many values of which format on which device: two arrays
@@ -26,7 +26,7 @@ A book notes pairs of a site's id and a row's index; `turn` gives those of the w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
 
 try:
     from sonde.capture._quick import (
+        MOST_PLACES,
         Book,
         GradHook,
         Lane,
@@ -62,11 +63,9 @@ except ImportError:  # built without a compiler
 else:
     AVAILABLE = True
 
-MOST_PLACES: Final = 8
-"""Of one tensor in compiled code."""
-
 if not TYPE_CHECKING and not AVAILABLE:
     Book = Lane = Place = Point = Quick = None
+    MOST_PLACES = 0
 
     def measure(_exchange: Any, _types: Any, _tensors: Any) -> None:
         """There is no telling."""

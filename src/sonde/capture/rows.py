@@ -150,9 +150,8 @@ class Window:
 
     @property
     def phases(self) -> list[str]:
-        """The phases of which the window holds anything."""
-        quick = [QUICK_PHASE] if self.booked else []
-        return list(dict.fromkeys([*self.touched, *(t.group.phase for t in self.groups), *quick]))
+        """The phases of which the window holds anything, but for what the book says."""
+        return list(dict.fromkeys([*self.touched, *(t.group.phase for t in self.groups)]))
 
 
 class Rows:

@@ -294,8 +294,8 @@ static int lane_init(PyObject *object, PyObject *args, PyObject *Py_UNUSED(kwarg
     }
 
 OBJECT(row, Row, , )
-OBJECT(book, Book, Py_VISIT(self->memory), Py_CLEAR(self->memory); free(self->entries); self->entries = NULL; free(self->bases);
-       self->bases = NULL; self->count = self->room = self->pages = 0)
+OBJECT(book, Book, Py_VISIT(self->memory), Py_CLEAR(self->memory); free(self->entries);
+       self->entries = NULL; free(self->bases); self->bases = NULL; self->count = self->room = self->pages = 0)
 OBJECT(place, Place, Py_VISIT(self->book); Py_VISIT(self->row), Py_CLEAR(self->book);
        Py_CLEAR(self->row))
 OBJECT(seen, Seen, Py_VISIT(self->ref); Py_VISIT(self->row); Py_VISIT(self->grad),
@@ -304,11 +304,11 @@ OBJECT(hook, GradHook, Py_VISIT(self->quick); Py_VISIT(self->owner); Py_VISIT(se
        Py_CLEAR(self->quick); Py_CLEAR(self->owner); Py_CLEAR(self->spots))
 OBJECT(quick, Quick, Py_VISIT(self->stack); Py_VISIT(self->calls); Py_VISIT(self->seen);
        Py_VISIT(self->acquire); Py_VISIT(self->release); Py_VISIT(self->tensor);
-       Py_VISIT(self->root); Py_VISIT(self->backward); Py_VISIT(self->has_gradients); Py_VISIT(self->capsule),
-       self->bound = self->live = self->hears_gradients = 0; Py_CLEAR(self->stack); Py_CLEAR(self->calls);
-       Py_CLEAR(self->seen); Py_CLEAR(self->acquire); Py_CLEAR(self->release);
-       Py_CLEAR(self->tensor); Py_CLEAR(self->root); Py_CLEAR(self->backward); Py_CLEAR(self->has_gradients);
-       Py_CLEAR(self->capsule))
+       Py_VISIT(self->root); Py_VISIT(self->backward); Py_VISIT(self->has_gradients);
+       Py_VISIT(self->capsule), self->bound = self->live = self->hears_gradients = 0;
+       Py_CLEAR(self->stack); Py_CLEAR(self->calls); Py_CLEAR(self->seen); Py_CLEAR(self->acquire);
+       Py_CLEAR(self->release); Py_CLEAR(self->tensor); Py_CLEAR(self->root);
+       Py_CLEAR(self->backward); Py_CLEAR(self->has_gradients); Py_CLEAR(self->capsule))
 OBJECT(lane, Lane, Py_VISIT(self->quick); Py_VISIT(self->owner); Py_VISIT(self->tap);
        Py_VISIT(self->module); Py_VISIT(self->entries), Py_CLEAR(self->quick);
        Py_CLEAR(self->owner); Py_CLEAR(self->tap); Py_CLEAR(self->module); Py_CLEAR(self->entries))
@@ -348,7 +348,8 @@ static PyMemberDef hook_members[] = {
     FIXED(GradHook, T_BOOL, returned), END_OF_MEMBERS,
 };
 static PyMemberDef quick_members[] = {
-    MEMBER(Quick, T_BOOL, live), MEMBER(Quick, T_BOOL, hears_gradients), MEMBER(Quick, T_BOOL, bound), MEMBER(Quick, T_BOOL, waiting),
+    MEMBER(Quick, T_BOOL, live), MEMBER(Quick, T_BOOL, hears_gradients),
+    MEMBER(Quick, T_BOOL, bound), MEMBER(Quick, T_BOOL, waiting),
     MEMBER(Quick, T_LONGLONG, spent_ns), END_OF_MEMBERS,
 };
 static PyMethodDef quick_methods[] = {
@@ -419,7 +420,8 @@ static int begin(PyObject *module)
                add_type(module, &hook_spec, &hook_type) &&
                add_type(module, &quick_spec, &quick_type) &&
                add_type(module, &lane_spec, &lane_type) &&
-               add_type(module, &point_spec, &point_type);
+               add_type(module, &point_spec, &point_type) &&
+               PyModule_AddIntMacro(module, MOST_PLACES) == 0;
     return well ? 0 : -1;
 }
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import CodeType, FrameType
 from typing import Any, Final
 from weakref import WeakKeyDictionary, ref
@@ -19,9 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.fx import _symbolic_trace
 
-from sonde.capture import quick
-from sonde.capture.quick import GradHook, Quick, Row, Seen
+from sonde.capture.quick import AVAILABLE, GradHook, Quick, Row, Seen
 from sonde.capture.rows import QUICK_PHASE, Spot
+from sonde.capture.torch.tables import EXCHANGE
 from sonde.capture.torch.tap import Owner, Tap
 
 current_backward: Final = torch._C._current_graph_task_id
@@ -40,11 +41,10 @@ there was first.)"""
 
 def quick_path(lock: Any, root: ref[nn.Module]) -> Quick | None:
     """The quick path for a capture of a model, with its lock; None where there is none."""
-    exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
-    if not quick.AVAILABLE or exchange is None:
+    if not AVAILABLE or EXCHANGE is None:
         return None
     try:
-        return Quick(lock, root, Tensor, exchange, current_backward, torch.is_grad_enabled)
+        return Quick(lock, root, Tensor, EXCHANGE, current_backward, torch.is_grad_enabled)
     except ValueError:  # not the exchange that we know
         return None
 
@@ -148,12 +148,12 @@ class Pass:
         return seen
 
 
-def bind(quick_: Quick | None, at: Pass) -> None:
+def bind(quick: Quick | None, at: Pass) -> None:
     """The pass begins in this thread: let what it calls take the quick path, if it may."""
-    if quick_ is not None:
-        quick_.bound = False
+    if quick is not None:
+        quick.bound = False
         if at.phase == QUICK_PHASE:
-            quick_.bind(at.stack, at.calls, at.seen)
+            quick.bind(at.stack, at.calls, at.seen)
 
 
 def pop(stack: list[tuple[Tap, int]], tap: Tap) -> int:
@@ -200,14 +200,18 @@ class Checkpoints:
         """A call without gradients begins, or ends; remember it if it will have to be redone."""
         context = _context("forward")
         if context is not None:
-            self._owed.setdefault(context, {}).setdefault(tap, []).append(call)
+            with suppress(TypeError):  # whatever that is, it is none of torch's contexts
+                self._owed.setdefault(context, {}).setdefault(tap, []).append(call)
 
     def backward(self, tap: Tap) -> int | None:
         """A call in backward: the number it had, None if there is nothing new to learn from it."""
         if not self._owed:
             return None
         context = _context("backward")
-        calls = None if context is None else self._owed.get(context, {}).get(tap)
+        calls = None
+        if context is not None:
+            with suppress(TypeError):
+                calls = self._owed.get(context, {}).get(tap)
         return calls.pop(0) if calls else None
 
     def clear(self) -> None:

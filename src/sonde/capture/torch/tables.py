@@ -30,15 +30,16 @@ FORMATS = {dtype: c.DTYPES[name] for dtype, name in plain.DTYPES.items()}
 """What fused kernels read, with its code in C."""
 
 
-_EXCHANGE = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+EXCHANGE = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+"""What tells C what tensors are, if this torch has it."""
 _TYPES = (torch.nn.Parameter, Tensor)
 
 
 def measure(tensors: Sequence[Tensor | None]) -> tuple[bytes, bytes] | None:
     """Where tensors lie and what they are, as int64; None if some of them do not lie in order."""
-    if _EXCHANGE is None:
+    if EXCHANGE is None:
         return None
-    return quick.measure(_EXCHANGE, _TYPES, tensors if type(tensors) is list else list(tensors))
+    return quick.measure(EXCHANGE, _TYPES, tensors if type(tensors) is list else list(tensors))
 
 
 class Sketcher(Table, Protocol):
