@@ -119,14 +119,15 @@ class Group:
     They have rows of their own, so that touching a thousand of them costs what touching one does.
     """
 
-    __slots__ = ("_touched", "_window", "ids", "indices", "phase")
+    __slots__ = ("_touched", "_window", "all", "ids", "indices", "phase")
 
     def __init__(self, ids: list[int], indices: list[int], phase: str) -> None:
         self.phase = phase
+        self.all = np.ones(len(ids), dtype=np.bool_)
         self.ids = np.array(ids, dtype=np.int32)
         self.indices = np.array(indices, dtype=np.int64)
         self._window = -1
-        self._touched = np.zeros(0, dtype=np.bool_)
+        self._touched = self.all
 
 
 class Touched(NamedTuple):
@@ -235,9 +236,10 @@ class Rows:
         """Mark sites of the group as seen: all of them, or some."""
         if group._window != self.window.number:
             group._window = self.window.number
-            group._touched = np.zeros(len(group.ids), dtype=np.bool_)
+            group._touched = group.all if some is None else np.zeros(len(group.ids), dtype=np.bool_)
             self.window.groups.append(Touched(group, group._touched))
-        group._touched[slice(None) if some is None else some] = True
+        if group._touched is not group.all:
+            group._touched[slice(None) if some is None else some] = True
 
     def forget_group(self, group: Group) -> None:
         """Drop what the group has in this window; its rows may hold anything and are given up."""

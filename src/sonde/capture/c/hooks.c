@@ -122,7 +122,7 @@ static int hang(PyObject *x, PyObject *grad_fn, PyObject *hook)
 }
 
 /* What a weak reference refers to, NULL if it is gone. */
-static PyObject *referent(PyObject *reference)
+PyObject *referent(PyObject *reference)
 {
     PyObject *found = NULL;
 #if !defined(Py_LIMITED_API) && PY_VERSION_HEX >= 0x030D0000

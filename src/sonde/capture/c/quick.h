@@ -22,6 +22,7 @@
    tensors.h   how tensors are asked what they are
    rows.c      tensors read into rows, and who is noted for which
    hooks.c     what hooks do, and taps in compiled code
+   lists.c     questions to many objects at once
    module.c    the Python face
 */
 #ifndef SONDE_QUICK_H
@@ -142,6 +143,7 @@ typedef struct {
 } View;
 
 int is_true(PyObject *found);
+int find(const Exchange *exchange, PyObject *x, View *view);
 int look(const Quick *quick, PyObject *x, View *view);
 int is_for(const Quick *quick, const Place *place, View *view);
 int is_open(const Place *place);
@@ -151,9 +153,18 @@ void enter_row(const Place *place);
 int can_share(const Place *place, const Row *row);
 void share(const Place *place, Row *row);
 int add_at(const Quick *quick, Place *const *places, Py_ssize_t n, View *view);
+
+/* -- lists.c -- */
+
+PyObject *holdings(PyObject *module, PyObject *const *arguments, Py_ssize_t n);
+PyObject *referents(PyObject *module, PyObject *references);
+PyObject *signs(PyObject *module, PyObject *const *arguments, Py_ssize_t n);
+PyObject *pick(PyObject *module, PyObject *const *arguments, Py_ssize_t n);
 PyObject *measure(PyObject *module, PyObject *const *arguments, Py_ssize_t n);
 
 /* -- hooks.c -- */
+
+PyObject *referent(PyObject *reference);
 
 PyObject *hook_call(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *lane_enter(PyObject *self, PyObject *module);

@@ -33,7 +33,7 @@ int is_true(PyObject *found)
 }
 
 /* Whether the tensor lies in one stretch of memory, in order; if so, where. */
-static int find(const Exchange *exchange, PyObject *x, View *view)
+int find(const Exchange *exchange, PyObject *x, View *view)
 {
     Tensor t;
     if (exchange->view(x, &t) != 0) {
@@ -197,41 +197,4 @@ int add_at(const Quick *quick, Place *const *places, Py_ssize_t n, View *view)
     for (Py_ssize_t i = 1; i < n; i++)
         share(places[i], places[0]->row);
     return HANDLED;
-}
-
-PyObject *measure(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t n)
-{
-    if (n != 3 || !PyTuple_Check(arguments[1]) || !PyList_Check(arguments[2])) {
-        PyErr_SetString(PyExc_TypeError, "`measure` takes the exchange, a tuple of types, and a "
-                                         "list of tensors.");
-        return NULL;
-    }
-    const Exchange *exchange = PyCapsule_GetPointer(arguments[0], "dlpack_exchange_api");
-    Py_ssize_t count = PyList_Size(arguments[2]), kinds = PyTuple_Size(arguments[1]);
-    if (!exchange)
-        return NULL;
-    int64_t *where = malloc((size_t)(3 * count + 1) * sizeof(int64_t)), *what = where + count;
-    if (!where)
-        return PyErr_NoMemory();
-    PyObject *found = NULL;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *x = PyList_GetItem(arguments[2], i);
-        View view;
-        Py_ssize_t k = 0;
-        while (k < kinds && (PyObject *)Py_TYPE(x) != PyTuple_GetItem(arguments[1], k))
-            k++;
-        if (k == kinds || exchange->major != 1 || !find(exchange, x, &view)) {
-            found = Py_NewRef(Py_None);
-            break;
-        }
-        where[i] = (int64_t)(intptr_t)view.data;
-        what[2 * i] = view.n;
-        what[2 * i + 1] =
-            view.format | (int64_t)view.device_type << 16 | (int64_t)view.device << 32;
-    }
-    if (!found)
-        found = Py_BuildValue("(y#y#)", (const char *)where, count * (Py_ssize_t)sizeof(int64_t),
-                              (const char *)what, 2 * count * (Py_ssize_t)sizeof(int64_t));
-    free(where);
-    return found;
 }

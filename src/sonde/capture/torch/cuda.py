@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sonde.capture import quick
 from sonde.capture.rows import Filled
-from sonde.capture.torch.tables import Snapshot, measure
+from sonde.capture.torch.tables import Measured, Snapshot
 from sonde.kernels import c, cuda, row
 from sonde.kernels import torch as plain
 from sonde.record import Sketches
@@ -135,6 +135,7 @@ class CudaTable:
         self,
         indices: NDArray[np.int64],
         tensors: Sequence[Tensor],
+        measured: Measured | None,
         *,
         copies: Snapshot | None = None,
         olds: Snapshot | None = None,
@@ -148,7 +149,11 @@ class CudaTable:
                 del self._stretches[next(iter(self._stretches))]  # used longest ago
             found = _Stretches(self.device, self._bases, indices, tensors)
         self._stretches[id(indices)] = found
-        table, n = found.point(tensors, None if others is None else others.addresses)
+        if measured is not None:
+            at = measured[0]
+        else:
+            at = np.array([x.data_ptr() for x in tensors], dtype=np.int64).tobytes()
+        table, n = found.point(at, None if others is None else others.addresses)
         gate = self._gate_address if gated else 0
         self._kernel.many(mode, table, n, stream=self._stream(), gate=gate)
 
@@ -264,13 +269,8 @@ class _Stretches:
         self._at: bytes = b""
         self._others: NDArray[np.int64] | None = None
 
-    def point(self, tensors: Sequence[Tensor], others: NDArray[np.int64] | None) -> tuple[int, int]:
-        """Address and length of the table on the device, where the tensors lie now."""
-        measured = measure(tensors)
-        if measured is not None:
-            at = measured[0]
-        else:
-            at = np.array([x.data_ptr() for x in tensors], dtype=np.int64).tobytes()
+    def point(self, at: bytes, others: NDArray[np.int64] | None) -> tuple[int, int]:
+        """Address and length of the table on the device, when the tensors lie there."""
         if at != self._at or not _same(others, self._others):
             self._words[:, 0] = np.frombuffer(at, dtype=np.int64)[self._which] + self._offsets
             self._words[:, 1] = 0 if others is None else others[self._which] + self._offsets

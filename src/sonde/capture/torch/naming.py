@@ -6,12 +6,16 @@ module or a parameter alive.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
+from itertools import chain
 from typing import Final, NamedTuple
 from weakref import ref
 
 from torch import nn
 from torch.nn.parameter import is_lazy
+
+from sonde.capture.quick import holdings, referents
 
 _TRANSPARENT: Final = frozenset(
     {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
@@ -100,9 +104,9 @@ class Structure:
         self.parameters: list[Named] = []
         self._model = ref(model)
         self.is_stale = True
-        self._wrappers: list[ref[nn.Module]] = []
+        self._held: list[ref[nn.Module]] = []
         self._regions: set[str] = set()
-        self._print: list[int] = []
+        self._print: bytes | None = None
 
     def refresh(self) -> None:
         """Look whether the model has changed, and at all of it if so."""
@@ -117,7 +121,8 @@ class Structure:
             Named(path, name, ref(module), ref(p, self._died))
             for path, name, module, p in parameters(model)
         ]
-        self._wrappers = [ref(m, self._died) for _, m in _walk(model) if _wrapped(m) is not None]
+        wrappers = [ref(m, self._died) for _, m in _walk(model) if _wrapped(m) is not None]
+        self._held = [r for _, r in self.modules] + wrappers
         self._regions = {path for path, m in _walk(model) if path and _is_compiled(m)}
         self._print = self._fingerprint()
 
@@ -130,19 +135,23 @@ class Structure:
         """Whether the module there belongs to a part of the model that is compiled by itself."""
         return any(path == r or path.startswith(f"{r}.") for r in self._regions)
 
-    def _fingerprint(self) -> list[int]:
+    def _fingerprint(self) -> bytes:
         """Who holds whom, in numbers. Numbers are used again only after a death, which is told."""
-        print_: list[int] = []
-        held = [m for _, r in self.modules if (m := r()) is not None]
-        held += [m for r in self._wrappers if (m := r()) is not None]
-        for module in held:
-            print_ += map(id, module._modules.values())
-            print_ += map(id, module._parameters.values())
-            print_.append(id(module._compiled_call_impl))
-        return print_
+        found = holdings(self._held, ("_modules", "_parameters"), "_compiled_call_impl")
+        if found is None:  # a module of another make
+            everybody = chain.from_iterable(map(_held_by, referents(self._held)))
+            found = array("q", everybody).tobytes()
+        return found
 
     def _died(self, _reference: object) -> None:
         self.is_stale = True
+
+
+def _held_by(module: nn.Module | None) -> list[int]:
+    if module is None:
+        return []
+    children, parameters = module._modules.values(), module._parameters.values()
+    return [*map(id, children), *map(id, parameters), id(module._compiled_call_impl)]
 
 
 def _wrapped(module: nn.Module) -> nn.Module | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from operator import is_
 from typing import Any, Final
 from weakref import ref
 
@@ -21,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from sonde.capture.drain import Later
 from sonde.capture.leaves import leaves
+from sonde.capture.quick import pick, referents, signs
 from sonde.capture.rows import Spot
 from sonde.capture.torch import arrivals, compiled
 from sonde.capture.torch.hooks import MAX_SLOTS
@@ -54,17 +54,18 @@ class Members:
     Keeps them alive only between `hold` and `let_go`.
     """
 
-    __slots__ = ("bundles", "tensors", "watched")
+    __slots__ = ("_references", "bundles", "tensors", "watched")
 
     def __init__(self, known: list[tuple[_Watched, Tensor]]) -> None:
         self.watched = [w for w, _ in known]
+        self._references = [w.parameter for w in self.watched]
         self.bundles: dict[tuple[Kind, str], Bundle] = {}
         self.tensors: list[Tensor] = []
 
     def hold(self) -> None:
         """Have the tensors at hand. Their owner sees to it that they live."""
         if not self.tensors:
-            self.tensors = [w.parameter() for w in self.watched]  # type: ignore[misc]  # see above
+            self.tensors = referents(self._references)
 
     def let_go(self) -> None:
         self.tensors = []
@@ -80,9 +81,7 @@ class Party:
         *("changing", "kept", "signs", "state", "state_keys", "state_names", "still", "version"),
     )
 
-    def __init__(
-        self, version: int, signs: list[tuple[int, bool]], known: list[tuple[_Watched, Tensor]]
-    ) -> None:
+    def __init__(self, version: int, signs: bytes, known: list[tuple[_Watched, Tensor]]) -> None:
         self.version = version
         self.signs = signs
         self.changing = Members([(w, p) for w, p in known if p.requires_grad])
@@ -108,6 +107,7 @@ class Optimizers:
         self._stepped: set[int] = set()
         self._off: set[str] = set()
         self._version = -1
+        self._without_orphans: tuple[int, bytes] | None = None
         self.meter = None if capture.model is None else meter_for(capture.model)
         self._handles = [
             handle
@@ -385,16 +385,24 @@ class Optimizers:
 
     def _orphans(self) -> Party | None:
         """Parameters that no optimizer trains: frozen, or forgotten. None if there are none."""
-        trained = {id(p) for o in self._optimizers if (it := o()) for p in _parameters_of(it)}
-        found = [p for p in self._all() if id(p) not in trained]
-        return self._party(-1, found) if found else None
+        optimizers = [it for o in self._optimizers if (it := o()) is not None]
+        trained = [p for it in optimizers for p in _parameters_of(it)]
+        now = (self._version, signs(trained, "requires_grad"))
+        if now == self._without_orphans:
+            return None
+        ids = set(map(id, trained))
+        found = [p for p in self._all() if id(p) not in ids]
+        if not found:
+            self._without_orphans = now
+            return None
+        return self._party(-1, found)
 
     def _party(self, key: int, parameters: list[Tensor]) -> Party:
         found = self._parties.get(key)
-        signs = [(id(p), p.requires_grad) for p in parameters]
-        if found is None or found.signs != signs or found.version != self._version:
+        now = signs(parameters, "requires_grad")
+        if found is None or found.signs != now or found.version != self._version:
             known = [(w, p) for p in parameters if (w := self._known(p)) is not None]
-            found = self._parties[key] = Party(self._version, signs, known)
+            found = self._parties[key] = Party(self._version, now, known)
         found.changing.hold()
         found.still.hold()
         return found
@@ -426,21 +434,10 @@ def _spot(watched: _Watched, kind: Kind, suffix: str) -> Spot:
 
 def _same_state(optimizer: Optimizer, party: Party) -> list[Tensor] | None:
     """The tensors of the state, if it is made as it was; most of the time it is."""
-    found: list[Tensor] = []
-    tensors = party.changing.tensors
-    if not (len(party.state_keys) == len(tensors) == len(optimizer.state) > 0):
+    tensors, state = party.changing.tensors, optimizer.state
+    if not tensors or not isinstance(state, dict):
         return None
-    if not all(map(is_, optimizer.state, tensors)):
-        return None
-    for state, (n, keys) in zip(optimizer.state.values(), party.state_keys, strict=True):
-        if len(state) != n:
-            return None
-        for key in keys:
-            x = state.get(key)
-            if not isinstance(x, Tensor):
-                return None
-            found.append(x)
-    return found
+    return pick(state, tensors, party.state_keys, Tensor)
 
 
 def _state(optimizer: Optimizer, party: Party) -> tuple[list[tuple[int, str]], list[Tensor]]:

@@ -21,6 +21,7 @@ from sonde.capture.rows import QUICK_PHASE, Group, Rows, Spot
 from sonde.capture.torch.graphs import Captured, can_capture
 from sonde.capture.torch.tables import (
     FORMATS,
+    Measured,
     PlainTable,
     Sketcher,
     Snapshot,
@@ -134,7 +135,7 @@ class Recorder:
         """Sketch the tensors of a bundle, those that are there: per device in one go."""
         if bundle.fits(tensors):
             for share in bundle.shares:
-                self._add_share(share, share.of(tensors), None)
+                self._add_share(share, share.of(tensors), None, measured=bundle.measured)
             for k in bundle.odd:
                 self._add_odd(bundle, k, tensors[k])
             return
@@ -149,13 +150,13 @@ class Recorder:
 
     @torch.no_grad()
     def keep(self, bundle: Bundle, tensors: Sequence[Tensor], *, sketches: bool) -> Kept:
-        """Copy the tensors of a bundle, and sketch them in the same go if asked."""
+        """Copy the tensors of a bundle that fits them, and sketch them in the same go if asked."""
         kept: list[Snapshot | Tensor] = []
         for share in bundle.shares:
             own = share.of(tensors)
             copies = Snapshot(own, share.offsets)
             if sketches:
-                self._add_share(share, own, None, copies=copies)
+                self._add_share(share, own, None, copies=copies, measured=bundle.measured)
             else:
                 own = [x.detach() for x in own]
                 torch._foreach_copy_([copies.like(i, x) for i, x in enumerate(own)], own)
@@ -168,10 +169,12 @@ class Recorder:
 
     @torch.no_grad()
     def add_changes(self, bundle: Bundle, tensors: Sequence[Tensor], since: Kept) -> None:
-        """Sketch how much the tensors changed since they were kept, in a bundle just like this."""
+        """Sketch how much the tensors changed since they were kept, in a bundle just like this;
+        this one fits them, too."""
         for share, olds in zip(bundle.shares, since, strict=False):
             assert isinstance(olds, Snapshot)
-            self._add_share(share, share.of(tensors), None, olds=olds)
+            own = share.of(tensors)
+            self._add_share(share, own, None, olds=olds, measured=bundle.measured)
         for k, old in zip(bundle.odd, since[len(bundle.shares) :], strict=True):
             assert isinstance(old, Tensor)
             self._add_odd(bundle, k, difference(tensors[k], old))
@@ -240,13 +243,16 @@ class Recorder:
         *,
         copies: Snapshot | None = None,
         olds: Snapshot | None = None,
+        measured: Measured | None = None,
     ) -> None:
         group = share.group
         share.rows.touch_group(group, some)
         indices = group.indices if some is None else group.indices[some]
         table: Sketcher = share.rows.table  # type: ignore[assignment]
         try:
-            table.add_many(indices, tensors, copies=copies, olds=olds)
+            if measured is None or 8 * len(tensors) != len(measured[0]):
+                measured = measure(tensors)  # some of the bundle
+            table.add_many(indices, tensors, measured, copies=copies, olds=olds)
         except BaseException:
             share.rows.forget_group(group)
             raise
@@ -351,9 +357,10 @@ class Bundle:
     """Sites whose tensors are seen together, again and again: all parameters of an optimizer.
 
     What can be prepared for them is prepared once: a step costs little more than a launch.
+    `measured` is where the tensors lie that it was last compared with.
     """
 
-    __slots__ = ("_last", "_what", "odd", "shares", "sizes", "spots")
+    __slots__ = ("_last", "_what", "measured", "odd", "shares", "sizes", "spots")
 
     def __init__(self, spots: list[Spot], tensors: Sequence[Tensor]) -> None:
         self.spots = spots
@@ -365,15 +372,15 @@ class Bundle:
     def resize(self, tensors: Sequence[Tensor]) -> None:
         """Be for tensors of these sizes."""
         self.sizes = [(x.numel(), x.dtype, x.get_device(), x.stride()) for x in tensors]
-        measured = measure(tensors)
-        self._what = None if measured is None else measured[1]
+        self.measured = measure(tensors)
+        self._what = None if self.measured is None else self.measured[1]
 
     def fits(self, tensors: Sequence[Tensor | None]) -> bool:
         """Whether all are there, and as they were prepared for."""
         if self._what is not None:
-            measured = measure(tensors)
-            if measured is not None:
-                return measured[1] == self._what
+            self.measured = measure(tensors)
+            if self.measured is not None:
+                return self.measured[1] == self._what
         try:
             # Where they lay when all was looked at: most of the time nothing has moved.
             now = (

@@ -35,7 +35,11 @@ EXCHANGE = getattr(Tensor, "__dlpack_c_exchange_api__", None)
 _TYPES = (torch.nn.Parameter, Tensor)
 
 
-def measure(tensors: Sequence[Tensor | None]) -> tuple[bytes, bytes] | None:
+Measured = tuple[bytes, bytes]
+"""Of each tensor where it lies; of each how many values of which format on which device."""
+
+
+def measure(tensors: Sequence[Tensor | None]) -> Measured | None:
     """Where tensors lie and what they are, as int64; None if some of them do not lie in order."""
     if EXCHANGE is None:
         return None
@@ -63,11 +67,13 @@ class Sketcher(Table, Protocol):
         self,
         indices: NDArray[np.int64],
         tensors: Sequence[Tensor],
+        measured: Measured | None,
         *,
         copies: Snapshot | None = None,
         olds: Snapshot | None = None,
     ) -> None:
-        """Add each tensor to its row, in one go: tensors on this device that it takes.
+        """Add each tensor to its row, in one go: tensors on this device that it takes, and what is
+        known of them.
 
         With `copies`, they are copied there on the way. With `olds`, it is the differences to these
         that are sketched. The same array of indices stands for tensors of the same sizes and
@@ -171,6 +177,7 @@ class HostTable:
         self,
         indices: NDArray[np.int64],
         tensors: Sequence[Tensor],
+        measured: Measured | None,
         *,
         copies: Snapshot | None = None,
         olds: Snapshot | None = None,
@@ -178,9 +185,13 @@ class HostTable:
         n = len(indices)
         work = np.zeros((6, n), dtype=np.int64)
         work[0] = self._address + indices * row.ROW_BYTES
-        work[1] = [x.data_ptr() for x in tensors]
-        work[2] = [x.numel() for x in tensors]
-        work[3] = [FORMATS[x.dtype] for x in tensors]
+        if measured is not None:
+            at, what = (np.frombuffer(m, dtype=np.int64) for m in measured)
+            work[1], work[2], work[3] = at, what[::2], what[1::2] & 0xFFFF
+        else:
+            work[1] = [x.data_ptr() for x in tensors]
+            work[2] = [x.numel() for x in tensors]
+            work[3] = [FORMATS[x.dtype] for x in tensors]
         if copies is not None:
             work[4] = copies.addresses
         if olds is not None:
@@ -242,6 +253,7 @@ class PlainTable:
         self,
         indices: NDArray[np.int64],
         tensors: Sequence[Tensor],
+        measured: Measured | None,
         *,
         copies: Snapshot | None = None,
         olds: Snapshot | None = None,

@@ -38,7 +38,7 @@ _NOTES: Final = {
     "calls": "Some modules are called very often in a pass; their last calls are drawn as one.",
 }
 
-Signature = tuple[tuple[int, int], ...]
+Signature = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class _Kind:
@@ -185,7 +185,7 @@ class GraphTaker:
 
     def _seen(self, calls: Mapping[Any, int]) -> _Kind:
         """Count a pass of that kind."""
-        signature: Signature = tuple((id(key), n) for key, n in calls.items())
+        signature: Signature = (tuple(map(id, calls)), tuple(calls.values()))
         kind = self._kinds.get(signature)
         if kind is None:
             if len(self._kinds) >= 4 * _MAX_TRACES:
