@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import sonde
-from sonde.capture.torch import compiled, session
+from sonde.capture.torch import compiled, operators, session
 from sonde.capture.torch.tables import HostTable
 
 
@@ -295,7 +295,7 @@ class Counting:
         code = aot_eager(graph, inputs)
         parts = [g for g in graph.modules() if isinstance(g, torch.fx.GraphModule)]
         nodes = [n for g in parts for n in g.graph.nodes]
-        taps = sum(n.target in compiled._OPERATORS for n in nodes)
+        taps = sum(n.target in operators.ALL for n in nodes)
 
         def run(*args):
             self.ran.append(taps)
@@ -400,7 +400,7 @@ def test_without_taps_for_any_length(watching):
 
 def test_code_that_cannot_be_compiled_without_taps_has_them_always(watching):
     def picky(graph, inputs):
-        if not any(n.target in compiled._OPERATORS for n in graph.graph.nodes):
+        if not any(n.target in operators.ALL for n in graph.graph.nodes):
             raise ValueError("there is nothing to do")
         return aot_eager(graph, inputs)
 

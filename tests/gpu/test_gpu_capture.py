@@ -11,6 +11,7 @@ from torch import nn
 import sonde
 from sonde.capture.torch import compiled
 from sonde.capture.torch.tables import HostTable, table_for
+from sonde.kernels import row
 
 pytestmark = [
     pytest.mark.gpu,
@@ -155,6 +156,34 @@ def test_heads_are_read_in_one_go_as_they_lie(dtype, batch, length, heads, width
     assert np.array_equal(mine.counts, its.counts)
     assert np.array_equal(mine.extrema, its.extrema)
     assert np.allclose(mine.sums, its.sums, rtol=1e-9)
+    assert np.array_equal(mine.bin_ids, its.bin_ids)
+    assert np.array_equal(mine.bin_counts, its.bin_counts)
+
+
+@pytest.mark.parametrize("lengths", [(1,), (5, 0, 4096), (70_000, 3, 4097, 1_000_003), (33,) * 16])
+def test_several_tensors_are_read_by_one_launch(lengths):
+    formats = [torch.float32, torch.bfloat16, torch.float16]
+    tensors = [
+        torch.randn(n + 1, device=DEVICE).to(formats[i % 3])[i % 2 :][:n]  # some begin in a vector
+        for i, n in enumerate(lengths)
+    ]
+    tensors[0][0] = torch.inf
+    table, host = table_for(torch.device(DEVICE)), HostTable()
+    for rows in (table, host):
+        rows.ensure(len(tensors))
+    given = [
+        (str(x.dtype).split(".")[1], x.data_ptr(), len(x), table._bases[0] + i * row.ROW_BYTES)
+        for i, x in enumerate(tensors)
+    ]
+    table._kernel.several(given, stream=torch.cuda.current_stream().cuda_stream)
+    for i, x in enumerate(tensors):
+        if len(x):
+            host.add(i, x.cpu())
+    indices = np.arange(len(tensors))
+    mine, its = table.take().sketches(indices), host.take().sketches(indices)
+    assert np.array_equal(mine.counts, its.counts)
+    assert np.array_equal(mine.extrema, its.extrema)
+    assert np.allclose(mine.sums, its.sums, rtol=1e-9, equal_nan=True)
     assert np.array_equal(mine.bin_ids, its.bin_ids)
     assert np.array_equal(mine.bin_counts, its.bin_counts)
 

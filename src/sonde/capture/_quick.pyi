@@ -4,6 +4,7 @@ from typing import Any
 from weakref import ref
 
 MOST_PLACES: int
+MOST_TOGETHER: int
 
 def use_number(number: int, /) -> None: ...
 def measure(
@@ -41,7 +42,9 @@ class Book:
         context: int,
         most_blocks: int,
         block_threads: int,
-        functions: Sequence[tuple[int, int, int]],
+        several: int,
+        piece: int,
+        functions: Sequence[tuple[int, int, int, int]],
         /,
     ) -> None: ...
     def move(self, rows_per_page: int, pages: Sequence[int], memory: object, /) -> None: ...
@@ -112,3 +115,7 @@ class Lane:
 class Point:
     def __init__(self, quick: Quick, places: tuple[Place, ...], is_gradient: bool, /) -> None: ...
     def add(self, x: Any, /) -> bool: ...
+
+class Bunch:
+    def __init__(self, points: tuple[Point, ...], /) -> None: ...
+    def add(self, tensors: list[Any], /) -> bool: ...

@@ -16,6 +16,8 @@ to ask tensors what they are, everything goes through Python.
                return what compiled code did
     Lane       a module: for each of its calls, the places of what it returns
     Point      a tap in compiled code: the places of its tensor, at most `MOST_PLACES`
+    Bunch      several taps that are one operator: the points of as many tensors, at most
+               `MOST_TOGETHER`
 
     measure(exchange, types, tensors)
         Where tensors lie, and for each how many values of which format on which device: two arrays
@@ -45,7 +47,9 @@ from weakref import ref
 __all__ = [
     "AVAILABLE",
     "MOST_PLACES",
+    "MOST_TOGETHER",
     "Book",
+    "Bunch",
     "GradHook",
     "Lane",
     "Place",
@@ -64,7 +68,9 @@ __all__ = [
 try:
     from sonde.capture._quick import (
         MOST_PLACES,
+        MOST_TOGETHER,
         Book,
+        Bunch,
         GradHook,
         Lane,
         Place,
@@ -85,8 +91,8 @@ else:
     AVAILABLE = True
 
 if not TYPE_CHECKING and not AVAILABLE:
-    Book = Lane = Place = Point = Quick = None
-    MOST_PLACES = 0
+    Book = Bunch = Lane = Place = Point = Quick = None
+    MOST_PLACES = MOST_TOGETHER = 0
 
     def measure(_exchange: Any, _types: Any, _tensors: Any) -> None:
         """There is no telling."""

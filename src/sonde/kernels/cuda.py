@@ -16,7 +16,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
 from functools import cache
 from importlib import resources
@@ -64,6 +64,15 @@ _VALUES_PER_BLOCK: Final = 2048
 STRETCH: Final = 32768
 """Values per stretch of a table: fine enough to share 100M values out evenly over the blocks."""
 
+SEVERAL: Final = 16
+"""Tensors that `several` takes at most."""
+
+_PIECE: Final = 4096
+"""Values of a tensor that a block of `several` takes at least."""
+
+_TOGETHER: Final = frozenset({"float32", "float16", "bfloat16"})
+"""Formats that `several` reads."""
+
 MAX_DIMENSIONS: Final = 5
 STRETCH_WORDS: Final = 6
 PLAIN, COPY, DIFFERENCE = range(3)
@@ -71,6 +80,23 @@ PLAIN, COPY, DIFFERENCE = range(3)
 
 class Unavailable(Exception):  # noqa: N818  # a reason to use another kernel, not an error
     """There is no way to compile or load the kernel here; the text says why."""
+
+
+class _Several(ctypes.Structure):
+    """What `several` takes, as it is in the source."""
+
+    x: Any
+    first: Any
+    n: Any
+    row: Any
+    format: Any
+    _fields_ = (
+        ("x", c_uint64 * SEVERAL),
+        ("first", c_uint64 * (SEVERAL + 1)),
+        ("n", c_uint64 * SEVERAL),
+        ("row", c_uint64 * SEVERAL),
+        ("format", c_int * SEVERAL),
+    )
 
 
 class Kernel:
@@ -92,20 +118,28 @@ class Kernel:
         }
         self._view = self._function(module, "view")
         self._take = self._function(module, "take")
+        self._several = self._function(module, "several")
         self._many = [
             self._function(module, name) for name in ("many_plain", "many_copy", "many_difference")
         ]
 
-    def launcher(self) -> tuple[int, int, int, int, int, list[tuple[int, int, int]]]:
-        """What somebody needs who launches `one` without Python, in the context that is current:
-        where the driver's entries to launch and to ask for the context are, that context, the most
-        blocks, threads per block; per format its code in C, its function, and values per block."""
+    def launcher(
+        self,
+    ) -> tuple[int, int, int, int, int, int, int, list[tuple[int, int, int, int]]]:
+        """What somebody needs who launches `one` and `several` without Python, in the context that
+        is current: where the driver's entries to launch and to ask for the context are, that
+        context, the most blocks, threads per block, the function of `several` and the values of a
+        piece; per format its code in C, its function, values per block, and its code here, -1 if
+        `several` does not read it."""
         current, context = self._driver.cuCtxGetCurrent, c_void_p()
         _check(self._driver, current(byref(context)), "find the context")
-        functions = [(c.DTYPES[name], f, per_block) for name, (f, per_block) in self._one.items()]
+        functions = [
+            (c.DTYPES[name], f, per_block, DTYPES[name] if name in _TOGETHER else -1)
+            for name, (f, per_block) in self._one.items()
+        ]
         entry = ctypes.cast(current, c_void_p).value or 0
         at = (self._entry, entry, context.value or 0)
-        return *at, self._multiprocessors, THREADS, functions
+        return *at, self._multiprocessors, THREADS, self._several, _PIECE, functions
 
     def one(
         self, dtype: str, x: int, n: int, row: int, repeat: int, stream: int, gate: int = 0
@@ -157,6 +191,24 @@ class Kernel:
         """
         blocks = min(n_stretches, self._multiprocessors)
         self._launch(self._many[mode], blocks, stream, table, n_stretches, gate)
+
+    def several(self, tensors: Sequence[tuple[str, int, int, int]], *, stream: int) -> None:
+        """Add up to 16 dense tensors of 16 or 32 bits each to a row: for each its format, address,
+        length, and the address of its row."""
+        if not 0 < len(tensors) <= SEVERAL or any(t[0] not in _TOGETHER for t in tensors):
+            raise ValueError(f"`several` takes 1 to {SEVERAL} tensors of {sorted(_TOGETHER)}.")
+        table = _Several()
+        for i, (dtype, x, n, row) in enumerate(tensors):
+            table.x[i], table.n[i], table.row[i], table.format[i] = x, n, row, DTYPES[dtype]
+            table.first[i + 1] = table.first[i] + -(-n // _PIECE)
+        pieces = table.first[len(tensors)]
+        count, gate = c_int(len(tensors)), c_void_p(0)
+        at = (c_void_p * 3)(*(ctypes.addressof(a) for a in (table, count, gate)))
+        blocks = min(pieces or 1, self._multiprocessors)
+        failed = self._driver.cuLaunchKernel(
+            self._several, blocks, 1, 1, THREADS, 1, 1, 0, stream, at, None
+        )
+        _check(self._driver, failed, "launch the kernel")
 
     def take(self, rows: int, n_rows: int, to: int, *, stream: int) -> None:
         """Copy rows to another place in device memory (or nowhere, 0) and empty them."""

@@ -449,3 +449,27 @@ PyObject *point_add(PyObject *object, PyObject *x)
     quick->spent_ns += now() - began;
     Py_RETURN_TRUE;
 }
+
+PyObject *bunch_add(PyObject *object, PyObject *tensors)
+{
+    Bunch *self = (Bunch *)object;
+    Quick *quick = self->points[0]->quick;
+    View views[MOST_TOGETHER];
+    if (!PyList_Check(tensors) || PyList_Size(tensors) != self->n ||
+        (self->points[0]->is_gradient ? !quick->hears_gradients : !quick->live))
+        Py_RETURN_FALSE;
+    int64_t began = now();
+    if (!lock(quick))
+        return NULL;
+    int done = is_in_pass(self->points[0]) ? HANDLED : NOT_HANDLED;
+    for (Py_ssize_t i = 0; done == HANDLED && i < self->n; i++)
+        if (!look(quick, PyList_GetItem(tensors, i), &views[i]))
+            done = NOT_HANDLED;
+    if (done == HANDLED)
+        done = add_together(quick, self->points, self->n, views);
+    unlock(quick);
+    if (done != HANDLED)
+        Py_RETURN_FALSE;
+    quick->spent_ns += now() - began;
+    Py_RETURN_TRUE;
+}

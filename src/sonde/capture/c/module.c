@@ -7,7 +7,7 @@
 #include <string.h>
 
 PyTypeObject *row_type, *book_type, *place_type, *seen_type, *quick_type, *hook_type,
-    *lane_type, *point_type;
+    *lane_type, *point_type, *bunch_type;
 PyObject *ordered_dict, *hook_number;
 PyObject *n_version, *n_grad_fn, *n_requires_grad, *n_backward_hooks, *n_register, *n_is_neg,
     *n_asleep, *n_gradient, *n_place, *n_training;
@@ -29,15 +29,17 @@ static PyObject *book_on_cuda(PyObject *object, PyObject *args)
 {
     Book *self = (Book *)object;
     long long launch, current, context, blocks, threads;
+    long long several;
     PyObject *functions;
-    if (!PyArg_ParseTuple(args, "iLLLLLO", &self->device, &launch, &current, &context, &blocks,
-                          &threads, &functions))
+    if (!PyArg_ParseTuple(args, "iLLLLLLLO", &self->device, &launch, &current, &context, &blocks,
+                          &threads, &several, &self->piece, &functions))
         return NULL;
     Py_ssize_t n = PySequence_Size(functions);
     for (Py_ssize_t i = 0; i < n; i++) {
         long long format, function, per_block;
+        int code;
         PyObject *one = PySequence_GetItem(functions, i);
-        int well = one && PyArg_ParseTuple(one, "LLL", &format, &function, &per_block);
+        int well = one && PyArg_ParseTuple(one, "LLLi", &format, &function, &per_block, &code);
         Py_XDECREF(one);
         if (!well)
             return NULL;
@@ -45,6 +47,7 @@ static PyObject *book_on_cuda(PyObject *object, PyObject *args)
             return PyErr_Format(PyExc_ValueError, "There is no format %lld.", format);
         self->functions[format] = (void *)(intptr_t)function;
         self->per_block[format] = per_block;
+        self->codes[format] = code;
     }
     self->device_type = ON_CUDA;
     self->launch = (LaunchKernel)(intptr_t)launch;
@@ -52,6 +55,7 @@ static PyObject *book_on_cuda(PyObject *object, PyObject *args)
     self->context = (void *)(intptr_t)context;
     self->most_blocks = blocks;
     self->block_threads = (unsigned)threads;
+    self->several = self->piece > 0 ? (void *)(intptr_t)several : NULL;
     return n < 0 ? NULL : Py_NewRef(Py_None);
 }
 
@@ -199,6 +203,37 @@ static int point_init(PyObject *object, PyObject *args, PyObject *Py_UNUSED(kwar
     return 0;
 }
 
+static int bunch_init(PyObject *object, PyObject *args, PyObject *Py_UNUSED(kwargs))
+{
+    Bunch *self = (Bunch *)object;
+    PyObject *points;
+    if (!PyArg_ParseTuple(args, "O!", &PyTuple_Type, &points))
+        return -1;
+    Py_ssize_t n = PyTuple_Size(points);
+    if (n < 1 || n > MOST_TOGETHER) {
+        PyErr_Format(PyExc_ValueError, "A bunch has 1 to %d points, got %zd.", MOST_TOGETHER, n);
+        return -1;
+    }
+    Point *first = (Point *)PyTuple_GetItem(points, 0);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        Point *point = (Point *)PyTuple_GetItem(points, i);
+        if (Py_TYPE((PyObject *)point) != point_type || point->quick != first->quick ||
+            point->is_gradient != first->is_gradient) {
+            PyErr_SetString(PyExc_TypeError, "`points` must be a tuple of Point, of one Quick and "
+                                             "either of gradients or of none.");
+            return -1;
+        }
+        for (Py_ssize_t k = 0; k < i; k++)
+            if (self->points[k]->places[0]->row == point->places[0]->row) {
+                PyErr_SetString(PyExc_ValueError, "Two of the points have the same row.");
+                return -1;
+            }
+        PUT(self->points[i], Py_NewRef((PyObject *)point));
+        self->n = i + 1;
+    }
+    return 0;
+}
+
 static int quick_init(PyObject *object, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
     Quick *self = (Quick *)object;
@@ -315,7 +350,10 @@ OBJECT(lane, Lane, Py_VISIT(self->quick); Py_VISIT(self->owner); Py_VISIT(self->
 
 OBJECT(point, Point, Py_VISIT(self->quick);
        for (Py_ssize_t i = 0; i < self->n; i++) Py_VISIT(self->places[i]), Py_CLEAR(self->quick);
-       while (self->n > 0) Py_CLEAR(self->places[--self->n]))
+       for (Py_ssize_t i = 0; i < MOST_PLACES; i++) Py_CLEAR(self->places[i]); self->n = 0)
+
+OBJECT(bunch, Bunch, for (Py_ssize_t i = 0; i < self->n; i++) Py_VISIT(self->points[i]),
+       for (Py_ssize_t i = 0; i < MOST_TOGETHER; i++) Py_CLEAR(self->points[i]); self->n = 0)
 
 #define MEMBER(Type, kind, name) {#name, kind, offsetof(Type, name), 0, NULL}
 #define FIXED(Type, kind, name) {#name, kind, offsetof(Type, name), READONLY, NULL}
@@ -363,6 +401,9 @@ static PyMethodDef lane_methods[] = {
 static PyMethodDef point_methods[] = {
     {"add", point_add, METH_O, NULL}, {NULL, NULL, 0, NULL},
 };
+static PyMethodDef bunch_methods[] = {
+    {"add", bunch_add, METH_O, NULL}, {NULL, NULL, 0, NULL},
+};
 
 #define SLOT(id, value) {id, (void *)(value)}
 #define TYPE(name, Type, ...)                                                                        \
@@ -384,6 +425,8 @@ TYPE(quick, Quick, SLOT(Py_tp_init, quick_init), SLOT(Py_tp_members, quick_membe
 TYPE(lane, Lane, SLOT(Py_tp_init, lane_init), SLOT(Py_tp_methods, lane_methods));
 
 TYPE(point, Point, SLOT(Py_tp_init, point_init), SLOT(Py_tp_methods, point_methods));
+
+TYPE(bunch, Bunch, SLOT(Py_tp_init, bunch_init), SLOT(Py_tp_methods, bunch_methods));
 
 static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type)
 {
@@ -421,7 +464,9 @@ static int begin(PyObject *module)
                add_type(module, &quick_spec, &quick_type) &&
                add_type(module, &lane_spec, &lane_type) &&
                add_type(module, &point_spec, &point_type) &&
-               PyModule_AddIntMacro(module, MOST_PLACES) == 0;
+               add_type(module, &bunch_spec, &bunch_type) &&
+               PyModule_AddIntMacro(module, MOST_PLACES) == 0 &&
+               PyModule_AddIntMacro(module, MOST_TOGETHER) == 0;
     return well ? 0 : -1;
 }
 

@@ -15,6 +15,7 @@
        Quick      a capture: whether it records now, the pass that is running, its lock
        Lane       a module: for each of its calls, the places of what it returns
        Point      a tap in compiled code: the places of its tensor
+       Bunch      several taps that are one operator, for as many tensors
 
    All is done under the capture's lock.
 
@@ -35,7 +36,8 @@
 #include "tensors.h"
 
 enum { NOT_HANDLED, HANDLED };
-enum { MOST_PLACES = 8 }; /* of one tensor */
+enum { MOST_PLACES = 8 };    /* of one tensor */
+enum { MOST_TOGETHER = 16 }; /* tensors, in one launch */
 
 typedef struct {
     PyObject_HEAD
@@ -65,6 +67,9 @@ typedef struct {
     unsigned block_threads;
     long long most_blocks, per_block[N_FORMATS];
     void *functions[N_FORMATS];
+    void *several; /* and how that one calls a format, -1 if it does not know it */
+    long long piece;
+    int codes[N_FORMATS];
 } Book;
 
 typedef struct {
@@ -110,6 +115,12 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
+    Point *points[MOST_TOGETHER];
+    Py_ssize_t n;
+} Bunch;
+
+typedef struct {
+    PyObject_HEAD
     Quick *quick;
     PyObject *owner, *tap, *module; /* the module weakly */
     PyObject *entries;              /* per call: (place or None, spot of the gradient or None) */
@@ -119,7 +130,7 @@ typedef struct {
 /* -- module.c -- */
 
 extern PyTypeObject *row_type, *book_type, *place_type, *seen_type, *quick_type, *hook_type,
-    *lane_type, *point_type;
+    *lane_type, *point_type, *bunch_type;
 extern PyObject *ordered_dict, *hook_number;
 extern PyObject *n_version, *n_grad_fn, *n_requires_grad, *n_backward_hooks, *n_register, *n_is_neg,
     *n_asleep, *n_gradient, *n_place, *n_training;
@@ -153,6 +164,7 @@ void enter_row(const Place *place);
 int can_share(const Place *place, const Row *row);
 void share(const Place *place, Row *row);
 int add_at(const Quick *quick, Place *const *places, Py_ssize_t n, View *view);
+int add_together(const Quick *quick, Point *const *points, Py_ssize_t n, View *views);
 
 /* -- lists.c -- */
 
@@ -172,5 +184,6 @@ PyObject *lane_leave(PyObject *self, PyObject *const *arguments, Py_ssize_t n);
 PyObject *lane_put(PyObject *object, PyObject *const *arguments, Py_ssize_t n);
 PyObject *lane_has(PyObject *object, PyObject *number);
 PyObject *point_add(PyObject *object, PyObject *x);
+PyObject *bunch_add(PyObject *object, PyObject *tensors);
 
 #endif

@@ -69,20 +69,29 @@ int look(const Quick *quick, PyObject *x, View *view)
     return 1;
 }
 
-/* Whether such a tensor goes to that place, and we know how to read it now. */
-int is_for(const Quick *quick, const Place *place, View *view)
+/* Whether such a tensor goes to that place. */
+static int suits(const Place *place, const View *view)
 {
     const Book *book = place->book;
     const Row *row = place->row;
-    if (place->off || place->format != view->format || book->device_type != view->device_type ||
-        book->device != view->device ||
-        (row && row->index >= book->pages * book->rows_per_page))
-        return 0;
+    return !place->off && place->format == view->format &&
+           book->device_type == view->device_type && book->device == view->device &&
+           (!row || row->index < book->pages * book->rows_per_page);
+}
+
+/* Whether we know how to read it now: on which stream, if it is on a CUDA device. */
+static int can_read(const Quick *quick, const Book *book, View *view)
+{
     if (book->device_type == ON_HOST)
         return 1;
     void *context = NULL;
     return book->functions[view->format] && !book->current(&context) && context == book->context &&
            !quick->exchange->stream(ON_CUDA, book->device, &view->stream);
+}
+
+int is_for(const Quick *quick, const Place *place, View *view)
+{
+    return suits(place, view) && can_read(quick, place->book, view);
 }
 
 /* Whether the place has a row that may be added to: nobody else points to what it holds. */
@@ -92,13 +101,20 @@ int is_open(const Place *place)
     return row && (row->window != place->book->window || !row->shared);
 }
 
+/* Where the place's row lies. */
+static int64_t address(const Place *place)
+{
+    const Book *book = place->book;
+    long long index = place->row->index;
+    return book->bases[index / book->rows_per_page] +
+           index % book->rows_per_page * (long long)(WORDS * sizeof(int64_t));
+}
+
 /* Add the values to the place's row. Nothing else changes: see `enter_row`. */
 int add(const Place *place, const View *view)
 {
     Book *book = place->book;
-    long long index = place->row->index;
-    int64_t row = book->bases[index / book->rows_per_page] +
-                  index % book->rows_per_page * (long long)(WORDS * sizeof(int64_t));
+    int64_t row = address(place);
     if (book->device_type == ON_HOST) {
         Item item; /* the dimensions stay unset: there are none */
         item.row = (int64_t *)(intptr_t)row;
@@ -182,19 +198,82 @@ void share(const Place *place, Row *row)
     enter(place->book, place->id, row->index);
 }
 
-/* A tensor at several places: it is read once, all point to the row that holds it. */
-int add_at(const Quick *quick, Place *const *places, Py_ssize_t n, View *view)
+/* Whether a tensor can be read into the row of its first place, and all others point there. */
+static int can_add_at(Place *const *places, Py_ssize_t n, const View *view)
 {
-    Book *book = places[0]->book;
+    const Book *book = places[0]->book;
     for (Py_ssize_t i = 0; i < n; i++)
-        if (!is_for(quick, places[i], view) || places[i]->book != book)
-            return NOT_HANDLED;
+        if (!suits(places[i], view) || places[i]->book != book)
+            return 0;
     /* A row that several point to must hold nothing else. */
-    if (!is_open(places[0]) || (n > 1 && places[0]->row->window == book->window) ||
-        !make_room(book, n) || add(places[0], view) != HANDLED)
-        return NOT_HANDLED;
+    return is_open(places[0]) && (n == 1 || places[0]->row->window != book->window);
+}
+
+static void enter_all(Place *const *places, Py_ssize_t n)
+{
     enter_row(places[0]);
     for (Py_ssize_t i = 1; i < n; i++)
         share(places[i], places[0]->row);
+}
+
+/* A tensor at several places: it is read once, all point to the row that holds it. */
+int add_at(const Quick *quick, Place *const *places, Py_ssize_t n, View *view)
+{
+    if (!can_add_at(places, n, view) || !can_read(quick, places[0]->book, view) ||
+        !make_room(places[0]->book, n) || add(places[0], view) != HANDLED)
+        return NOT_HANDLED;
+    enter_all(places, n);
+    return HANDLED;
+}
+
+/* What the kernel `several` takes: see sketch.cu. */
+typedef struct {
+    const void *x[MOST_TOGETHER];
+    int64_t first[MOST_TOGETHER + 1], n[MOST_TOGETHER], row[MOST_TOGETHER];
+    int32_t format[MOST_TOGETHER];
+} Several;
+
+static int launch_several(Book *book, Point *const *points, int n, const View *views)
+{
+    Several table;
+    int64_t pieces = 0, gate = 0;
+    for (int i = 0; i < n; i++) {
+        table.x[i] = views[i].data;
+        table.n[i] = views[i].n;
+        table.row[i] = address(points[i]->places[0]);
+        table.format[i] = book->codes[views[i].format];
+        table.first[i] = pieces;
+        pieces += (views[i].n + book->piece - 1) / book->piece;
+        if (table.format[i] < 0)
+            return NOT_HANDLED;
+    }
+    table.first[n] = pieces;
+    void *arguments[] = {&table, &n, &gate};
+    unsigned blocks = (unsigned)(pieces < book->most_blocks ? pieces : book->most_blocks);
+    int failed = book->launch(book->several, blocks, 1, 1, book->block_threads, 1, 1, 0,
+                              views[0].stream, arguments, NULL);
+    return failed ? NOT_HANDLED : HANDLED;
+}
+
+/* Several tensors, each at the places of a point, and in a row of its own. */
+int add_together(const Quick *quick, Point *const *points, Py_ssize_t n, View *views)
+{
+    Book *book = points[0]->places[0]->book;
+    Py_ssize_t entries = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (points[i]->places[0]->book != book ||
+            !can_add_at(points[i]->places, points[i]->n, &views[i]))
+            return NOT_HANDLED;
+        entries += points[i]->n;
+    }
+    if (!can_read(quick, book, &views[0]) || !make_room(book, entries))
+        return NOT_HANDLED;
+    if (book->device_type == ON_HOST)
+        for (Py_ssize_t i = 0; i < n; i++)
+            add(points[i]->places[0], &views[i]);
+    else if (!book->several || launch_several(book, points, (int)n, views) != HANDLED)
+        return NOT_HANDLED;
+    for (Py_ssize_t i = 0; i < n; i++)
+        enter_all(points[i]->places, points[i]->n);
     return HANDLED;
 }

@@ -1,16 +1,11 @@
-"""Taps inside of compiled code: operators that the compiler keeps and runs, and that report here.
+"""Taps inside of compiled code: how hooks put them there.
 
 Under `torch.compile` our hooks are traced, not run: whatever they do in Python happens once, at
 compile time. So there they do nothing but place an operator into the graph, in forward and, through
-a traced tensor hook, in backward. At run time the operator finds its spot and does what an eager
-hook does. It returns nothing and is marked as having an effect, so it is neither removed nor moved
-across writes to its argument; no state of ours is read while tracing that could change later, so a
-schedule that fires causes no recompilation.
-
-There are two operators. `sonde::tap(x, key)` has its place as a constant; a tensor that several
-modules return or are given has one for all of them. Where one compiled piece of code serves several
-modules (blocks that are compiled one by one), the module must not be a
-constant: `sonde::tap_of(x, module, place)` gets it as a tensor, whose address says who it is.
+a traced tensor hook, in backward. At run time the operator (`operators.py`) finds its spot and does
+what an eager hook does. It returns nothing and is marked as having an effect, so it is neither
+removed nor moved across writes to its argument; no state of ours is read while tracing that could
+change later, so a schedule that fires causes no recompilation.
 
 Calls of a module are numbered within the code that is compiled together.
 """
@@ -25,15 +20,17 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial, wraps
 from types import CodeType
 from typing import Any, Final, TypeVar
-from weakref import WeakSet, WeakValueDictionary, ref
+from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from sonde.capture.torch.narrowing import narrowed
+from sonde.capture.torch import operators
+from sonde.capture.torch.operators import KEYS, TAP, TAP_OF, add_key, add_place
 from sonde.capture.torch.returned import returned
-from sonde.capture.torch.tap import SIGNED, Key, Owner, Place, Tap
+from sonde.capture.torch.rewriting import rewriting
+from sonde.capture.torch.tap import SIGNED, Owner, Place, Tap
 from sonde.capture.torch.untapped import Compiler, both
 from sonde.record import Kind
 
@@ -42,14 +39,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 TRACES_HOOKS = importlib.util.find_spec("torch._higher_order_ops.register_hook") is not None
 """Whether the compiler can trace a hook on any tensor. One that cannot fails, and with it the
 training, on a tensor that is written to afterwards; or it stops compiling there."""
-
-_ANY_LAYOUT: Final = (torch.Tag.flexible_layout,)
-"""The order of values in memory is all one to a sketch. A compiler that does not know this writes a
-second copy of a tensor for the tap, in the order of eager mode."""
-
-_LIBRARY: Final = torch.library.Library("sonde", "DEF")
-_LIBRARY.define("tap(Tensor x, int key) -> ()", tags=_ANY_LAYOUT)
-_LIBRARY.define("tap_of(Tensor x, Tensor module, int place) -> ()", tags=_ANY_LAYOUT)
 
 
 class _Trace:
@@ -94,7 +83,7 @@ class _Trace:
                 compiler = output.compiler_fn
                 if not owner.always and getattr(output, "package", None) is None:
                     heard = _is_anybody_awake if is_shared else partial(_is_heard, self.owners)
-                    compiler = both(compiler, _OPERATORS, heard)
+                    compiler = both(compiler, operators.ALL, heard)
                 output.compiler_fn = self._finished(compiler)
         self.owners.add(owner)
         _TRACED.add(owner)
@@ -107,9 +96,9 @@ class _Trace:
             with suppress(Exception):  # then they are read twice
                 seen = [(known(), version, key) for known, version, key in self.keys.values()]
                 unchanged = [k for x, version, k in seen if x is not None and x._version == version]
-                for key in returned(graph, _TAP, unchanged):
-                    _KEYS[key].returned = True
-            with _narrowed(compiler):
+                for key in returned(graph, TAP, unchanged):
+                    KEYS[key].returned = True
+            with _rewriting(compiler):
                 return compiler(graph, inputs)
 
         return finish
@@ -121,13 +110,13 @@ class _Trace:
     def key(self, tap: Tap, place: Place, x: Tensor | None) -> int:
         """A key for a tap there; -1 if one that sees this very tensor can report for it too."""
         if x is None:
-            return _add_key(tap, place)
+            return add_key(tap, place)
         of = (tap.owner.sign, place.kind.endswith("_grad"), id(x))
         known = self.keys.get(of)
         if known is not None and known[0]() is x and known[1] == x._version:
-            _KEYS[known[2]].add(tap, place)
+            KEYS[known[2]].add(tap, place)
             return -1
-        made = _add_key(tap, place)
+        made = add_key(tap, place)
         self.keys[of] = (ref(x), x._version, made)
         self.last = ref(x)
         return made
@@ -142,18 +131,13 @@ class _Trace:
                     self.keys[sign, is_gradient, id(x)] = (ref(x), x._version, key)
 
 
-def _narrowed(compiler: Any) -> AbstractContextManager[Any]:
+def _rewriting(compiler: Any) -> AbstractContextManager[Any]:
     if getattr(compiler, "_compiler_name", None) == "inductor":
-        with suppress(Exception):  # then it is read as it is
-            return narrowed(_TAP)
+        with suppress(Exception):  # then they stay as they are
+            return rewriting()
     return nullcontext()
 
 
-_KEYS: Final[list[Key]] = []
-_PLACES: Final[list[Place]] = []
-_TAPS: Final[WeakValueDictionary[int, Tap]] = WeakValueDictionary()
-"""Taps by the address of the tensor that stands for them in shared code. Weak, as all here: a graph
-may outlive the watch."""
 _TRACED: Final[WeakSet[Owner]] = WeakSet()
 _MINDING: Final[WeakSet[Owner]] = WeakSet()
 _BEFORE: Final[list[bool]] = []
@@ -165,15 +149,6 @@ _LOCK: Final = threading.Lock()
 # -- while running -----------------------------------------------------------------------------
 
 
-def _run(x: Tensor, key: int) -> None:
-    known = _KEYS[key]
-    if known.point is not None and known.point.add(x):
-        return
-    owner = known.owner()
-    if owner is not None and not owner.asleep:
-        owner.compiled(known, x)
-
-
 def _is_heard(owners: WeakSet[Owner]) -> bool:
     """Whether compiled code of these owners needs its taps now. Each is told that it runs."""
     heard = [owner.hears() for owner in owners]
@@ -183,35 +158,6 @@ def _is_heard(owners: WeakSet[Owner]) -> bool:
 def _is_anybody_awake() -> bool:
     """Whether shared code needs its taps now: there is no telling whose it is this time."""
     return any(not owner.asleep for owner in _TRACED)
-
-
-def _run_of(x: Tensor, module: Tensor, place: int) -> None:
-    tap = _TAPS.get(module.data_ptr())
-    if tap is not None and not tap.owner.asleep:
-        key = tap.keys.get(place)
-        if key is None:
-            key = tap.keys[place] = Key(tap, _PLACES[place])
-        if key.point is None or not key.point.add(x):
-            tap.owner.compiled(key, x)
-
-
-def _pretend(x: Tensor, key: int) -> None:
-    """At compile time nothing happens."""
-
-
-def _pretend_of(x: Tensor, module: Tensor, place: int) -> None:
-    """At compile time nothing happens."""
-
-
-_LIBRARY.impl("tap", _run, "CompositeExplicitAutograd")
-_LIBRARY.impl("tap_of", _run_of, "CompositeExplicitAutograd")
-torch.library.register_fake("sonde::tap", _pretend, lib=_LIBRARY)
-torch.library.register_fake("sonde::tap_of", _pretend_of, lib=_LIBRARY)
-_TAP: Final = torch.ops.sonde.tap.default
-_TAP_OF: Final = torch.ops.sonde.tap_of.default
-_OPERATORS: Final = frozenset({_TAP, _TAP_OF})
-torch.fx.node.has_side_effect(_TAP)
-torch.fx.node.has_side_effect(_TAP_OF)
 
 
 # -- before and around -------------------------------------------------------------------------
@@ -226,13 +172,6 @@ def stay_out_of(code: CodeType) -> None:
     frames = torch._C._dynamo.eval_frame
     skip = frames._FrameAction.SKIP
     frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
-
-
-def share(tap: Tap) -> None:
-    """The module is part of code that serves several: let a tensor stand for it."""
-    if tap.key is None:
-        tap.key = torch.zeros((), dtype=torch.int64)
-        _TAPS[tap.key.data_ptr()] = tap
 
 
 def mind_hooks(owner: Owner) -> bool:
@@ -330,13 +269,7 @@ def _new_attach_key(sign: str, kind: Kind, name: str) -> int:
         return -1
     if kind == "attach_grad" and not _can_hook(inner[0].sign):
         return -1
-    return _add_key(inner[0], Place(kind, inner[1], name))
-
-
-def _add_key(tap: Tap, place: Place) -> int:
-    with _LOCK:
-        _KEYS.append(Key(tap, place))
-        return len(_KEYS) - 1
+    return add_key(inner[0], Place(kind, inner[1], name))
 
 
 @_while_tracing
@@ -364,10 +297,7 @@ def _end_shared() -> int:
 
 @_while_tracing
 def _new_place(kind: Kind, slot: str) -> int:
-    place = _TRACE.now().place(_traced_tap(), kind, slot)
-    with _LOCK:
-        _PLACES.append(place)
-        return len(_PLACES) - 1
+    return add_place(_TRACE.now().place(_traced_tap(), kind, slot))
 
 
 @_while_tracing
@@ -433,20 +363,20 @@ def attach(owner: Owner, x: Tensor, name: str) -> None:
     """A tensor is given a name, in a trace."""
     key = _new_attach_key(owner.sign, "attach", name)
     if key >= 0:
-        _TAP(x.detach(), key)
+        TAP(x.detach(), key)
     if x.requires_grad:
         key = _new_attach_key(owner.sign, "attach_grad", name)
         if key >= 0:
-            x.register_hook(lambda grad: _TAP(grad, key))
+            x.register_hook(lambda grad: TAP(grad, key))
 
 
 def _see(tap: Tap, kind: Kind, slot: str, x: Tensor) -> None:
     if tap.key is None:
         key = _new_key(tap.sign, kind, slot)
         if key >= 0:
-            _TAP(x.detach(), key)
+            TAP(x.detach(), key)
     else:
-        _TAP_OF(x.detach(), tap.key, _new_place(kind, slot))
+        TAP_OF(x.detach(), tap.key, _new_place(kind, slot))
 
 
 def _see_gradient(tap: Tap, kind: Kind, slot: str, x: Tensor) -> None:
@@ -454,8 +384,8 @@ def _see_gradient(tap: Tap, kind: Kind, slot: str, x: Tensor) -> None:
         if _can_hook(tap.sign):
             key = _new_key(tap.sign, kind, slot)
             if key >= 0:
-                x.register_hook(lambda grad: _TAP(grad, key))
+                x.register_hook(lambda grad: TAP(grad, key))
                 _hooked()
     elif _can_hook_shared():
         module, place = tap.key, _new_place(kind, slot)
-        x.register_hook(lambda grad: _TAP_OF(grad, module, place))
+        x.register_hook(lambda grad: TAP_OF(grad, module, place))

@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary, ref
 from torch import Tensor, nn
 
 from sonde.capture.plan import Plan
-from sonde.capture.quick import Lane, Point, Quick
+from sonde.capture.quick import Bunch, Lane, Point, Quick
 from sonde.capture.rows import QUICK_PHASE, Spot
 from sonde.capture.torch.troubles import Troubles
 from sonde.record import Kind
@@ -49,7 +49,7 @@ class Owner(Protocol):
         """A compiler looks at a hook: from now on there is code that counts on all of them."""
 
     def hears(self) -> bool:
-        """Compiled code runs that is there with taps and without: whether they would be heard."""
+        """Compiled code runs: whether its taps are heard now. A pass begins, if it is the first."""
         ...
 
     def compiled(self, key: Key, x: Tensor) -> None:
@@ -68,16 +68,18 @@ class Key:
     """A tap in compiled code: the places that its tensor is seen at, of one owner's.
 
     All weak: code may outlive the watch. `returned` says that a hook outside of the code will see
-    the tensor again, as it is; or has seen it, if it is a gradient. `point` is its quick path.
+    the tensor again, as it is; or has seen it, if it is a gradient. `point` is its quick path;
+    `bunch` that of several taps of which it is the first, with their keys.
     """
 
-    __slots__ = ("_places", "is_gradient", "owner", "point", "returned")
+    __slots__ = ("_places", "bunch", "is_gradient", "owner", "point", "returned")
 
     def __init__(self, tap: Tap, place: Place) -> None:
         self.owner = ref(tap.owner)
         self.is_gradient = place.kind.endswith("_grad")
         self.returned = False
         self.point: Point | None = None
+        self.bunch: tuple[list[int], Bunch | None] | None = None
         self._places = [(ref(tap), place)]
 
     def add(self, tap: Tap, place: Place) -> None:

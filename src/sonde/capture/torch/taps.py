@@ -9,6 +9,7 @@ from torch import nn
 
 from sonde.capture.torch import compiled, naming
 from sonde.capture.torch.hooks import hang, new_id, take_off
+from sonde.capture.torch.operators import share
 from sonde.capture.torch.tap import Owner, Tap, is_plain
 from sonde.capture.torch.troubles import Troubles
 from sonde.record import Kind
@@ -63,7 +64,7 @@ class Taps:
                 is_new = True
             self._taps[id(module)] = tap
             if tap.key is None and structure.is_in_region(path):
-                compiled.share(tap)
+                share(tap)
                 is_new = True
         for tap in before.values():
             take_off(tap, self._number)

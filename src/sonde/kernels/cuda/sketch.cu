@@ -714,31 +714,35 @@ template <int MODE> __device__ __noinline__ void run_wide(const Stretch s) {
   finish(a, s.row, s.n, 1);
 }
 
+template <int MODE> __device__ __forceinline__ void run_one(const Stretch &s) {
+  if (is_wide((int)s.format)) {
+    run_wide<MODE>(s);
+    return;
+  }
+  Acc a;
+  reset(a);
+  i64 done = 0;
+  if (s.format == F32) done = sweep_run<MODE, F32>(s, a);
+  else if (s.format == BF16) done = sweep_run<MODE, BF16>(s, a);
+  else if (s.format == F16) done = sweep_run<MODE, F16>(s, a);
+  const int per = 16 / width((int)s.format);
+  const Runs values = {s.run * per, s.pitch * per};
+  for (i64 k = done + threadIdx.x; k < s.n; k += THREADS) {
+    float f = read_any(s.x, s.run ? values(k) : k, (int)s.format);
+    if (MODE == COPY && s.other) copy_one(s.x, s.other, k, width((int)s.format));
+    if (MODE == DIFFERENCE) f -= read_any(s.other, k, (int)s.format);
+    a = any(a, f);
+  }
+  finish(a, s.row, s.n, 1);
+}
+
 template <int MODE> __device__ __forceinline__ void run(const Stretch *table, int n) {
   empty();
   i64 i = (i64)n * blockIdx.x / gridDim.x, end = (i64)n * (blockIdx.x + 1) / gridDim.x;
   while (i < end) {
     Stretch s = table[i++];
     while (i < end && table[i].row == s.row) s.n += table[i++].n;
-    if (is_wide((int)s.format)) {
-      run_wide<MODE>(s);
-      continue;
-    }
-    Acc a;
-    reset(a);
-    i64 done = 0;
-    if (s.format == F32) done = sweep_run<MODE, F32>(s, a);
-    else if (s.format == BF16) done = sweep_run<MODE, BF16>(s, a);
-    else if (s.format == F16) done = sweep_run<MODE, F16>(s, a);
-    const int per = 16 / width((int)s.format);
-    const Runs values = {s.run * per, s.pitch * per};
-    for (i64 k = done + threadIdx.x; k < s.n; k += THREADS) {
-      float f = read_any(s.x, s.run ? values(k) : k, (int)s.format);
-      if (MODE == COPY && s.other) copy_one(s.x, s.other, k, width((int)s.format));
-      if (MODE == DIFFERENCE) f -= read_any(s.other, k, (int)s.format);
-      a = any(a, f);
-    }
-    finish(a, s.row, s.n, 1);
+    run_one<MODE>(s);
   }
 }
 
@@ -751,6 +755,33 @@ template <int MODE> __device__ __forceinline__ void run(const Stretch *table, in
 MANY(many_plain, PLAIN)
 MANY(many_copy, COPY)
 MANY(many_difference, DIFFERENCE)
+
+// Several tensors, dense in memory and of formats that are read by vectors: a table that comes with
+// the launch. All of them are taken for one, whose pieces the blocks share out among them; `first`
+// are the pieces before each.
+enum { SEVERAL = 16, PIECE = 4096 };
+struct Several {
+  const char *x[SEVERAL];
+  i64 first[SEVERAL + 1], n[SEVERAL];
+  u64 *row[SEVERAL];
+  int format[SEVERAL];
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    several(const __grid_constant__ Several t, int n, const int *gate) {
+  if (gate && !*gate) return;
+  empty();
+  i64 i = t.first[n] * blockIdx.x / gridDim.x, end = t.first[n] * (blockIdx.x + 1) / gridDim.x;
+  for (int k = 0; i < end; k++) {
+    if (t.first[k + 1] <= i) continue;
+    i64 next = t.first[k + 1] < end ? t.first[k + 1] : end;
+    i64 from = (i - t.first[k]) * PIECE, to = (next - t.first[k]) * PIECE;
+    if (to > t.n[k]) to = t.n[k];
+    Stretch s = {t.x[k] + from * width(t.format[k]), 0, to - from, t.row[k], t.format[k], 0, 0};
+    run_one<PLAIN>(s);
+    i = next;
+  }
+}
 
 // Copy rows out and make them empty again.
 extern "C" __global__ void take(u64 *rows, u64 *to, i64 words) {
