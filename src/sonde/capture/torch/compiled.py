@@ -31,6 +31,7 @@ from sonde.capture.torch.operators import KEYS, TAP, TAP_OF, add_key, add_place
 from sonde.capture.torch.returned import returned
 from sonde.capture.torch.rewriting import rewriting
 from sonde.capture.torch.tap import SIGNED, Owner, Place, Tap
+from sonde.capture.torch.unguarding import hooks_of, unguard
 from sonde.capture.torch.untapped import Compiler, both
 from sonde.record import Kind
 
@@ -84,11 +85,11 @@ class _Trace:
                 if not owner.always and getattr(output, "package", None) is None:
                     heard = _is_anybody_awake if is_shared else partial(_is_heard, self.owners)
                     compiler = both(compiler, operators.ALL, heard)
-                output.compiler_fn = self._finished(compiler)
+                output.compiler_fn = self._finished(compiler, ref(output))
         self.owners.add(owner)
         _TRACED.add(owner)
 
-    def _finished(self, compiler: Compiler) -> Compiler:
+    def _finished(self, compiler: Compiler, output: ref[Any]) -> Compiler:
         """The compiler, but first what was traced is looked at as a whole."""
 
         @wraps(compiler)
@@ -98,10 +99,31 @@ class _Trace:
                 unchanged = [k for x, version, k in seen if x is not None and x._version == version]
                 for key in returned(graph, TAP, unchanged):
                     KEYS[key].returned = True
+            with suppress(Exception):  # then they are looked at each time
+                unguard(output(), self._fixed(output()))
             with _rewriting(compiler):
                 return compiler(graph, inputs)
 
         return finish
+
+    def _fixed(self, output: Any) -> Callable[[object], bool]:
+        """Whose hooks need no look when the code is called: of modules inside of a whole model that
+        is traced, but for the first. What is made of parts may serve others like them."""
+        here = output.root_tx.f_locals.get("self")
+        firsts = {tap.owner: tap for tap in reversed(self.calls)}
+        whole = {tap.owner for tap in self.calls if tap.is_root}
+        whole |= {owner for owner in firsts if owner.root is not None and owner.root is here}
+        fixed = {
+            tap
+            for tap in self.calls
+            if tap.owner in whole and tap.key is None and firsts[tap.owner] is not tap
+        }
+
+        def is_fixed(module: object) -> bool:
+            hooks = hooks_of(module)
+            return bool(hooks) and all(getattr(hook, "tap", None) in fixed for hook in hooks)
+
+        return is_fixed
 
     def place(self, tap: Tap, kind: Kind, slot: str) -> Place:
         call = next((c for t, c in reversed(self.stack) if t is tap), 0)

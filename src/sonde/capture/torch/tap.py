@@ -35,6 +35,11 @@ class Owner(Protocol):
     troubles: Troubles
     quick: Quick | None
 
+    @property
+    def root(self) -> nn.Module | None:
+        """The model without wrappers."""
+        ...
+
     def enter(self, tap: Tap, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A module was called, in eager mode, while something may have to be recorded."""
 
