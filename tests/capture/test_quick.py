@@ -256,7 +256,7 @@ def _interrupt(*_):
     raise Interrupt
 
 
-def recorded(model, steps, tmp, log, memory):
+def recorded(model, steps, tmp, log, memory, metric=None):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     watch = sonde.watch(
         model,
@@ -267,6 +267,8 @@ def recorded(model, steps, tmp, log, memory):
         sinks=[memory],
         phases=("train", "eval"),
     )
+    if metric is not None:
+        watch.add_metric("mean", lambda x: x.abs().float().mean(), kind=metric)
     errors = train(model, watch, optimizer, steps)
     watch.close()
     return memory, errors
@@ -280,8 +282,13 @@ def assert_same(found, expected, steps):
             assert set(a) == set(b)
             for name, sketch in b.items():
                 assert a[name] == sketch, (step, phase, name)
-    told = [[(e.code, e.where, e.message, e.count) for e in m.events] for m in (found, expected)]
-    assert told[0] == told[1]
+    assert told(found) == told(expected)
+
+
+def told(memory):
+    """Events, but for those that depend on the time that something takes."""
+    events = [e for e in memory.events if e.code != "metric_slow"]
+    return [(e.code, e.where, e.message, e.count) for e in events]
 
 
 # As is told where a model fails whenever it is called while recording is not paused.
@@ -312,6 +319,31 @@ def test_what_is_recorded_is_the_same_with_and_without_it(
     assert_same(found, expected, steps)
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.equal(p, q)
+
+
+@pytest.mark.filterwarnings("ignore:no call of the model was seen")
+@settings(max_examples=30)
+@given(
+    body=modules(),
+    steps=st.lists(st.sampled_from(STEPS), min_size=2, max_size=4),
+    log=st.sampled_from([KINDS, ["output"], ["output_grad"]]),
+    metric=st.sampled_from(["output", "output_grad", "input"]),
+)
+def test_metrics_say_the_same_with_and_without_it(
+    tmp_path_factory, new_memory, body, steps, log, metric
+):
+    tmp = tmp_path_factory.mktemp("runs")
+    torch.manual_seed(0)
+    model = Model(body)
+    twin = copy.deepcopy(model)
+    found, errors = recorded(model, steps, tmp, log, new_memory(), metric)
+    with only_python():
+        expected, expected_errors = recorded(twin, steps, tmp, log, new_memory(), metric)
+    assert errors == expected_errors
+    assert_same(found, expected, steps)
+    assert found.scalars.keys() == expected.scalars.keys()
+    for when, numbers in expected.scalars.items():
+        assert found.scalars[when] == pytest.approx(numbers, nan_ok=True)
 
 
 def test_after_the_first_step_usual_modules_do_not_go_through_python(watching):
@@ -357,15 +389,19 @@ def test_taps_in_compiled_code_take_it_again_after_steps_of_several_batches(watc
 
 
 @pytest.mark.parametrize("log", [["output"], ["output", "output_grad"]])
-def test_a_metric_of_outputs_sends_them_through_python_but_not_gradients(watching, log):
+def test_a_metric_of_outputs_is_asked_beside_it(watching, log):
     model = nn.Sequential(nn.Linear(6, 6), nn.GELU())
-    watch, _ = watching(model, log=log)
+    watch, memory = watching(model, log=log)
     watch.add_metric("largest", lambda x: x.amax(), kind="output")
-    for _ in range(3):
+    for step in range(3):
         with counting("leave") as left, counting("gradient") as grads:
             model(torch.randn(4, 6)).square().mean().backward()
             watch.step()
-        assert set(left) == {"", "0", "1"}
+        assert set(left) == ({""} if step else {"", "0", "1"})
+        watch.flush()
+        for path in ("0", "1"):
+            largest = memory.at(step)[f"{path}/output/0"].max
+            assert watch.metrics()[f"activation/{path}/largest"] == pytest.approx(largest)
     assert grads == []
     watch.add_metric("largest", lambda x: x.amax(), kind="output_grad")
     for _ in range(2):

@@ -11,10 +11,11 @@ to ask tensors what they are, everything goes through Python.
     Place      where the tensors of a spot go: its row in a book, or rows of others
     Seen       a tensor met in a pass: the row that holds it, the hook on its gradient
     GradHook   a hook on a gradient, for all the spots that its tensor was seen at
-    Quick      a capture: `live` while it records and nobody else looks, `hears_gradients` while
-               that is so for them, `bound` to the pass that is running, `waiting` for a module to
-               return what compiled code did
-    Lane       a module: for each of its calls, the places of what it returns
+    Quick      a capture: `live` while it records, `alone` while nobody else looks at what is
+               recorded, `hears_gradients` while it does and nobody looks at these, `bound` to the
+               pass that is running, `waiting` for a module to return what compiled code did
+    Lane       a module: for each of its calls, the places of what it returns; `leave` gives the
+               number of the call, -1 if that was left to Python
     Point      a tap in compiled code: the places of its tensor, at most `MOST_PLACES`
     Bunch      several taps that are one operator: the points of as many tensors, at most
                `MOST_TOGETHER`

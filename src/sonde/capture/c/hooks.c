@@ -271,33 +271,33 @@ static int plan_gradient(PyObject *x, PyObject *spot, const Seen *seen, Wish *wi
     return wish->grad_fn && wish->grad_fn != Py_None;
 }
 
-static int lane_leaves(const Lane *lane, PyObject *module, PyObject *x)
+/* The number of the call that ends, -1 if it is not handled. */
+static long long lane_leaves(const Lane *lane, PyObject *module, PyObject *x)
 {
     Quick *quick = lane->quick;
     View view;
     Wish wish = {NULL, NULL, NULL};
     Seen *seen = NULL, *made = NULL;
     PyObject *key = NULL, *hook = NULL;
-    long long call, version;
-    int done = NOT_HANDLED;
+    long long call, version, done = -1;
 
     /* Look: nothing changes yet. */
     if ((PyObject *)Py_TYPE(x) != quick->tensor || !is_usual(lane, module))
-        return NOT_HANDLED;
+        return -1;
     PyObject *top = innermost(quick, &call);
     if (!top || call < 0)
-        return NOT_HANDLED;
+        return -1;
     if (lane->enters ? top != lane->tap : (call = calls_of(lane)) < 0)
-        return NOT_HANDLED;
+        return -1;
     if (call >= PyList_Size(lane->entries) || !look(quick, x, &view))
-        return NOT_HANDLED;
+        return -1;
     PyObject *entry = PyList_GetItem(lane->entries, (Py_ssize_t)call);
     if (entry == Py_None)
-        return NOT_HANDLED;
+        return -1;
     PyObject *given = PyTuple_GetItem(entry, 0);
     Place *place = given == Py_None ? NULL : (Place *)given;
     if (place && (!is_for(quick, place, &view) || !make_room(place->book, 1)))
-        return NOT_HANDLED;
+        return -1;
     key = PyLong_FromVoidPtr(x);
     if (!key)
         goto end;
@@ -319,7 +319,7 @@ static int lane_leaves(const Lane *lane, PyObject *module, PyObject *x)
         quick->live = 0; /* the device does not do as it is told: Python will see why */
         goto end;
     }
-    done = HANDLED;
+    done = call;
     if (made && PyDict_SetItem(quick->seen, key, (PyObject *)made) == 0)
         seen = made;
     if (wish.hook)
@@ -349,25 +349,21 @@ end:
     return done;
 }
 
-static PyObject *timed(const Lane *lane, PyObject *module, PyObject *x)
+PyObject *lane_enter(PyObject *self, PyObject *module)
 {
+    const Lane *lane = (Lane *)self;
     Quick *quick = lane->quick;
     if (!quick->live || !quick->bound)
         Py_RETURN_FALSE;
     int64_t began = now();
     if (!lock(quick))
         return NULL;
-    int done = x ? lane_leaves(lane, module, x) : lane_enters(lane, module);
+    int done = lane_enters(lane, module);
     unlock(quick);
     if (done != HANDLED)
         Py_RETURN_FALSE;
     quick->spent_ns += now() - began;
     Py_RETURN_TRUE;
-}
-
-PyObject *lane_enter(PyObject *self, PyObject *module)
-{
-    return timed((Lane *)self, module, NULL);
 }
 
 PyObject *lane_leave(PyObject *self, PyObject *const *arguments, Py_ssize_t n)
@@ -376,7 +372,18 @@ PyObject *lane_leave(PyObject *self, PyObject *const *arguments, Py_ssize_t n)
         PyErr_Format(PyExc_TypeError, "`leave` takes a module and its output, got %zd.", n);
         return NULL;
     }
-    return timed((Lane *)self, arguments[0], arguments[1]);
+    const Lane *lane = (Lane *)self;
+    Quick *quick = lane->quick;
+    if (!quick->live || !quick->bound)
+        return PyLong_FromLong(-1);
+    int64_t began = now();
+    if (!lock(quick))
+        return NULL;
+    long long call = lane_leaves(lane, arguments[0], arguments[1]);
+    unlock(quick);
+    if (call >= 0)
+        quick->spent_ns += now() - began;
+    return PyLong_FromLongLong(call);
 }
 
 PyObject *lane_put(PyObject *object, PyObject *const *arguments, Py_ssize_t n)
@@ -412,6 +419,13 @@ PyObject *lane_has(PyObject *object, PyObject *number)
     return PyBool_FromLong(place == Py_None || !((Place *)place)->off);
 }
 
+/* Whether taps in compiled code are heard here, and nowhere else. */
+static int hears(const Point *point)
+{
+    const Quick *quick = point->quick;
+    return point->is_gradient ? quick->hears_gradients : quick->live && quick->alone;
+}
+
 /* Whether what compiled code sees now belongs to the pass that is recorded. */
 static int is_in_pass(const Point *point)
 {
@@ -435,7 +449,7 @@ PyObject *point_add(PyObject *object, PyObject *x)
     Point *self = (Point *)object;
     Quick *quick = self->quick;
     View view;
-    if (self->is_gradient ? !quick->hears_gradients : !quick->live)
+    if (!hears(self))
         Py_RETURN_FALSE;
     int64_t began = now();
     int done = NOT_HANDLED;
@@ -456,7 +470,7 @@ PyObject *bunch_add(PyObject *object, PyObject *tensors)
     Quick *quick = self->points[0]->quick;
     View views[MOST_TOGETHER];
     if (!PyList_Check(tensors) || PyList_Size(tensors) != self->n ||
-        (self->points[0]->is_gradient ? !quick->hears_gradients : !quick->live))
+        !hears(self->points[0]))
         Py_RETURN_FALSE;
     int64_t began = now();
     if (!lock(quick))

@@ -386,7 +386,8 @@ static PyMemberDef hook_members[] = {
     FIXED(GradHook, T_BOOL, returned), END_OF_MEMBERS,
 };
 static PyMemberDef quick_members[] = {
-    MEMBER(Quick, T_BOOL, live), MEMBER(Quick, T_BOOL, hears_gradients),
+    MEMBER(Quick, T_BOOL, live), MEMBER(Quick, T_BOOL, alone),
+    MEMBER(Quick, T_BOOL, hears_gradients),
     MEMBER(Quick, T_BOOL, bound), MEMBER(Quick, T_BOOL, waiting),
     MEMBER(Quick, T_LONGLONG, spent_ns), END_OF_MEMBERS,
 };

@@ -89,7 +89,7 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    char live, hears_gradients, bound, waiting;
+    char live, alone, hears_gradients, bound, waiting;
     unsigned long thread;
     PyObject *stack, *calls, *seen; /* of the pass */
     PyObject *acquire, *release, *root, *tensor, *backward, *has_gradients;

@@ -124,7 +124,11 @@ class Leave(_Hook):
                 compiled.leave(tap, leaves(output, Tensor, MAX_SLOTS))
             return
         lane = tap.lane
-        if (lane is None or not lane.leave(module, output)) and not tap.owner.asleep:
+        call = -1 if lane is None else lane.leave(module, output)
+        if call >= 0:
+            if tap.owner.onlooker is not None:
+                tap.owner.onlooker.saw(tap, call, output)
+        elif not tap.owner.asleep:
             tap.owner.leave(tap, module, output)
 
 

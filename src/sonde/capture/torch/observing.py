@@ -10,6 +10,7 @@ place; random numbers, gradients and autocast are as they were. No value is wait
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from sonde.capture.drain import Numbers
 from sonde.capture.leaves import leaves
-from sonde.capture.rows import Spot
+from sonde.capture.rows import QUICK_PHASE, Spot
 from sonde.capture.torch import attention
 from sonde.capture.torch.asking import Asker
 from sonde.capture.torch.choices import Choices, Use
@@ -132,6 +133,14 @@ class Observer:
             return
         when = (spot.phase, self.capture._step_of(spot.phase))
         self.asker.see(uses, x, when, lambda: self._other(spot, x))
+
+    def saw(self, tap: Tap, call: int, output: Tensor) -> None:
+        """What a module returned, in a training pass; it was recorded without us."""
+        if tap.output:
+            spot = tap.outputs[call, "0", QUICK_PHASE][0]
+            began = time.perf_counter_ns()
+            self._guarded(tap.path, lambda: self.see(spot, output))
+            self.capture.spent_ns += time.perf_counter_ns() - began
 
     def began_pass(self, phase: str) -> None:
         """The model is about to be called."""

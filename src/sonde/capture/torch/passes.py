@@ -10,10 +10,10 @@ does not see (through `.data`, or by a foreign kernel into an existing tensor) i
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from types import CodeType, FrameType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -24,6 +24,7 @@ from sonde.capture.quick import AVAILABLE, GradHook, Quick, Row, Seen
 from sonde.capture.rows import QUICK_PHASE, Spot
 from sonde.capture.torch.tables import EXCHANGE
 from sonde.capture.torch.tap import Owner, Tap
+from sonde.record import Kind
 
 current_backward: Final = torch._C._current_graph_task_id
 """Number of the backward pass that is running in this thread, -1 outside of any.
@@ -37,6 +38,16 @@ is_fx_tracing: Final[Callable[[], bool]] = getattr(
 )
 """Whether `torch.fx` runs a model in this thread to see what it does. (The second of these is what
 there was first.)"""
+
+
+_GRADIENTS: Final[frozenset[Kind]] = frozenset({"input_grad", "output_grad", "attach_grad"})
+
+
+class Looks(Protocol):
+    """Somebody else who looks at what a capture meets: at which kinds, and whether at calls."""
+
+    kinds: frozenset[Kind]
+    follows_calls: bool
 
 
 def quick_path(lock: Any, root: ref[nn.Module]) -> Quick | None:
@@ -154,6 +165,19 @@ def bind(quick: Quick | None, at: Pass) -> None:
         quick.bound = False
         if at.phase == QUICK_PHASE:
             quick.bind(at.stack, at.calls, at.seen)
+
+
+def settle(
+    quick: Quick | None, observer: Looks | None, is_live: bool, phases: Collection[str]
+) -> None:
+    """Say who takes the quick path while something is recorded: all, unless somebody else wants to
+    know the calls of modules, or what compiled code shows, or gradients."""
+    if quick is not None:
+        quick.alone = observer is None
+        is_easy = observer is None or not observer.follows_calls
+        quick.live = is_live and is_easy and QUICK_PHASE in phases
+        others = frozenset() if observer is None else observer.kinds & _GRADIENTS
+        quick.hears_gradients = is_live and not others
 
 
 def pop(stack: list[tuple[Tap, int]], tap: Tap) -> int:

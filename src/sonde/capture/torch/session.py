@@ -48,11 +48,12 @@ from sonde.capture.torch.passes import (
     is_replica,
     pop,
     quick_path,
+    settle,
 )
 from sonde.capture.torch.recorder import Recorder, Tables
 from sonde.capture.torch.tables import table_for
-from sonde.capture.torch.tap import Key, Tap, new_sign
-from sonde.capture.torch.taps import GRADIENTS, MODULE_KINDS, Taps
+from sonde.capture.torch.tap import Key, Onlooker, Tap, new_sign
+from sonde.capture.torch.taps import MODULE_KINDS, Taps
 from sonde.capture.torch.troubles import Troubles
 
 
@@ -84,6 +85,7 @@ class Capture:
         self.begun: Callable[[], None] = lambda: None
         self.kinds = plan.kinds
         self.observer: Observer | None = None
+        self.onlooker: Onlooker | None = None
         self.asleep = False
         self.is_closed = False
         self.scanned_step = -1
@@ -176,6 +178,7 @@ class Capture:
         """Tell the observer of what is met from now on; it may want kinds that nobody sketches."""
         with self.lock:
             self.observer = self.collector.observer = observer
+            self.onlooker = observer if "output" in observer.kinds else None
             self.kinds = self.plan.kinds | observer.kinds
             self._settle()
             self.taps.widen(self.root, follows=observer.follows_calls)
@@ -336,12 +339,9 @@ class Capture:
         idle = not self.recording and self._forced is None
         is_paused = self._paused > 0 and self.recorder.capturing is None
         self.asleep = self.is_closed or is_paused or (idle and not self._between)
-        if self.quick is not None:
-            is_usual = self.recorder.capturing is None and self._forced is None
-            is_live = is_usual and self.recording and not self.asleep
-            self.quick.live = is_live and self.observer is None and QUICK_PHASE in self.plan.phases
-            others = frozenset() if self.observer is None else self.observer.kinds & GRADIENTS
-            self.quick.hears_gradients = is_live and not others
+        is_usual = self.recorder.capturing is None and self._forced is None
+        is_live = is_usual and self.recording and not self.asleep
+        settle(self.quick, self.observer, is_live, self.plan.phases)
 
     def _wake(self) -> None:
         """Have all hooks in place: what comes is to be recorded, or compiled."""

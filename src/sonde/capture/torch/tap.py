@@ -24,6 +24,13 @@ def new_sign() -> str:
     return next(_SIGNS)
 
 
+class Onlooker(Protocol):
+    """Somebody who looks at what modules return, besides the capture."""
+
+    def saw(self, tap: Tap, call: int, output: Tensor) -> None:
+        """The quick path has recorded what a module returned."""
+
+
 class Owner(Protocol):
     """The capture that hooks report to."""
 
@@ -34,6 +41,7 @@ class Owner(Protocol):
     kinds: frozenset[Kind]
     troubles: Troubles
     quick: Quick | None
+    onlooker: Onlooker | None
 
     @property
     def root(self) -> nn.Module | None:

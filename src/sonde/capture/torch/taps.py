@@ -15,7 +15,6 @@ from sonde.capture.torch.troubles import Troubles
 from sonde.record import Kind
 
 MODULE_KINDS: Final[frozenset[Kind]] = frozenset({"input", "output", "input_grad", "output_grad"})
-GRADIENTS: Final[frozenset[Kind]] = frozenset({"input_grad", "output_grad", "attach_grad"})
 
 
 class Taps:
