@@ -7,9 +7,11 @@ optimizer state. Variants take turns in rounds, so that a drift of the clock hit
 The floor is what must be read once (the bytes of all distinct tensors captured in a step) over the
 bandwidth of a device copy measured in the same run.
 
-A step takes as long as the slower of two: the device with its work, the host with handing it out.
-`device_ms` is the former alone, by events around a step that was handed out while the device was
-kept busy; `host_ms` the latter, by the clock around a step for which the device is idle.
+`ms` is the median over blocks of steps, `ms_low` the fastest block: what a shared machine does when
+nobody else is on it. A step takes as long as the slower of two: the device with its work, the host
+with handing it out. `device_ms` is the former alone, by events around a step that was handed out
+while the device was kept busy; `host_ms` the latter, by the clock around a step for which the
+device is idle.
 
     python benchmarks/gpu_overhead.py [--rounds 5] [--steps 20] [--out benchmarks/results]
 """
@@ -126,7 +128,7 @@ class Variant:
         self.times.append((time.perf_counter() - began) / steps * 1e3)
         self.peak = max(self.peak, (torch.cuda.max_memory_allocated() - before) / 2**30)
 
-    def apart(self, tokens, targets, times: int = 5) -> dict:
+    def apart(self, tokens, targets, times: int = 9) -> dict:
         """What a step takes on the device, and what it takes to hand it out."""
         device, host = [], []
         for _ in range(times):
@@ -235,6 +237,7 @@ def main() -> None:
                     "mode": "compiled" if compiled else "eager",
                     "variant": variant.name,
                     "ms": round(statistics.median(variant.times), 3),
+                    "ms_low": round(min(variant.times), 3),
                     "ratio": round(statistics.median(ratios), 4),
                     "ratio_low": round(min(ratios), 4),
                     "ratio_high": round(max(ratios), 4),
