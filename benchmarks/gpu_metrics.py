@@ -92,6 +92,7 @@ def row_of(variant: Variant, first: Variant) -> dict:
     row = {
         "variant": variant.name,
         "ms": round(statistics.median(variant.times), 3),
+        "ms_low": round(min(variant.times), 3),
         "ratio": round(statistics.median(ratios), 4),
         "ratio_low": round(min(ratios), 4),
         "ratio_high": round(max(ratios), 4),
