@@ -57,13 +57,14 @@ class Later:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Scalars and metrics of a step; values that are callables are waited for here."""
+    """Scalars and metrics of a step; values that are callables, or one that gives all of them, are
+    waited for here."""
 
     step: int
     phase: str
     names: Sequence[str]
     modules: Sequence[str | None]
-    values: Sequence[float | Number]
+    values: Sequence[float | Number] | Callable[[], NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +159,12 @@ class Drain:
                 self._release(job.step, job.phase, dropped=job.dropped)
                 self.after_step()
             case Numbers():
-                values = [v() if callable(v) else v for v in job.values]
-                batch = NumberBatch(
-                    job.step, job.phase, job.names, job.modules, np.array(values, dtype=np.float64)
-                )
+                if callable(job.values):
+                    values = job.values()
+                else:
+                    found = [v() if callable(v) else v for v in job.values]
+                    values = np.array(found, dtype=np.float64)
+                batch = NumberBatch(job.step, job.phase, job.names, job.modules, values)
                 self._each(lambda s: s.numbers(batch))
             case Later():
                 if job.number():

@@ -34,6 +34,9 @@ from sonde.store.tables import EVENTS, GRAPH, NUMBERS, SITES, SKETCHES, Table
 
 _UNSEEN = np.iinfo(np.int64).min
 _MAX_NUMBER_KEYS = 100_000
+_MAX_NUMBER_LISTS = 16
+_Numbered = tuple[Sequence[str], Sequence[str | None], NDArray[np.int64], bool]
+"""Names and modules of a batch, a number for each pair, and whether there is one twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,8 @@ class RowBuilder:
     _sites: _Sites = field(default_factory=lambda: _Sites({}))
     _last_steps: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     _number_keys: dict[tuple[str, str, str | None], int] = field(default_factory=dict)
+    _number_steps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    _number_lists: dict[tuple[str, int], _Numbered] = field(default_factory=dict)
     _ordinals: dict[str, int] = field(default_factory=dict)
 
     def sites(self, declared: Sequence[tuple[SiteInfo, int]]) -> Rows:
@@ -232,15 +237,32 @@ class RowBuilder:
         return again
 
     def _number_repeats(self, batch: NumberBatch) -> bool:
+        """Whether a (step, phase, name, module) may have come before. Notes this batch as come."""
         if len(self._number_keys) > _MAX_NUMBER_KEYS:
             return True  # no longer remembered: readers look for themselves
-        again = False
-        for name, module in zip(batch.names, batch.modules, strict=True):
-            key = (batch.phase, name, module)
-            last = self._number_keys.get(key)
-            again |= last is not None and last >= batch.step
-            self._number_keys[key] = batch.step if last is None else max(last, batch.step)
+        numbered = self._number_lists.get((batch.phase, len(batch.names)))
+        if numbered is None or numbered[:2] != (batch.names, batch.modules):
+            numbered = self._numbered(batch)
+        codes, is_twice = numbered[2:]
+        if len(self._number_steps) < len(self._number_keys):
+            more = 2 * len(self._number_keys) - len(self._number_steps)
+            self._number_steps = np.append(self._number_steps, np.full(more, _UNSEEN))
+        last = self._number_steps
+        again = is_twice or bool((last[codes] >= batch.step).any())
+        last[codes] = np.maximum(last[codes], batch.step)
         return again
+
+    def _numbered(self, batch: NumberBatch) -> _Numbered:
+        """The batch's keys as numbers. Most of the time the next one has the same."""
+        keys = self._number_keys
+        who = zip(batch.names, batch.modules, strict=True)
+        found = [keys.setdefault((batch.phase, *each), len(keys)) for each in who]
+        codes = np.array(found, np.int64)
+        if len(self._number_lists) >= _MAX_NUMBER_LISTS:
+            self._number_lists.clear()
+        numbered = (batch.names, batch.modules, codes, len(set(found)) < len(found))
+        self._number_lists[batch.phase, len(found)] = numbered
+        return numbered
 
 
 def size_bytes(batch: SketchBatch | NumberBatch) -> int:

@@ -11,10 +11,13 @@ place; random numbers, gradients and autocast are as they were. No value is wait
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sonde.capture.drain import Numbers
@@ -292,11 +295,18 @@ class Observer:
                     phase,
                     [label.name for label in numbers.labels],
                     [label.module for label in numbers.labels],
-                    _Values(self, numbers),
+                    partial(self._values, numbers),
                 )
             )
         for name, share in slow:
             self.tell_once(name, "metric_slow", f"took {share:.0%} of a step")
+
+    def _values(self, sent: Sent) -> NDArray[np.float64]:
+        """The numbers of a step; whoever asks waits for them. NaN is told of once."""
+        values = np.array(sent.values(), dtype=np.float64)
+        for i in np.flatnonzero(np.isnan(values)):
+            self.tell_once(sent.labels[i].name, "metric_nan", "is not a number")
+        return values
 
     def _room_for(self, step: int) -> list[Any]:
         found = self._recent.setdefault(step, [])
@@ -392,26 +402,6 @@ class Observer:
         if spot.kind == "param":
             return self.reference.parameter(spot.site.path, x)
         return self.reference.output(spot.path, spot.call, spot.slot, x)
-
-
-class _Values(Sequence[float]):
-    """Numbers of a step on their way. Whoever looks at them waits; NaN is told of once."""
-
-    def __init__(self, observer: Observer, sent: Sent) -> None:
-        self._observer = observer
-        self._sent = sent
-
-    def __len__(self) -> int:
-        return len(self._sent.labels)
-
-    def __getitem__(self, i: Any) -> Any:
-        return self._sent.values()[i]
-
-    def __iter__(self) -> Iterator[float]:
-        for label, value in zip(self._sent.labels, self._sent.values(), strict=True):
-            if value != value:  # noqa: PLR0124  # what is not itself is NaN
-                self._observer.tell_once(label.name, "metric_nan", "is not a number")
-            yield value
 
 
 def _is_real(x: Tensor) -> bool:
