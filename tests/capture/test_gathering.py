@@ -4,6 +4,7 @@ import gc
 import operator
 import sys
 import threading
+from importlib import resources
 from weakref import ref
 
 import pytest
@@ -18,6 +19,7 @@ from sonde.capture.torch.gathering import Who, gather
 from sonde.capture.torch.operators import TAP, TAPS
 from sonde.capture.torch.passes import quick_path
 from sonde.capture.torch.session import Capture
+from sonde.kernels import cuda
 
 pytestmark = pytest.mark.skipif(
     not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"),
@@ -297,3 +299,10 @@ def test_points_that_do_not_go_together_are_refused():
         Bunch((first, _point(owner, book, another, is_gradient=True)))
     with pytest.raises(TypeError, match="of one Quick"):
         Bunch((first, object()))
+
+
+def test_all_that_gathers_agrees_on_how_many():
+    source = (resources.files("sonde.kernels") / "cuda" / "sketch.cu").read_text()
+    assert f"SEVERAL = {MOST_TOGETHER}, PIECE = {cuda._PIECE} " in source
+    assert cuda.SEVERAL == MOST_TOGETHER
+    assert not Bunch.__new__(Bunch).add([])

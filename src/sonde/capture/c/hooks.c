@@ -467,11 +467,11 @@ PyObject *point_add(PyObject *object, PyObject *x)
 PyObject *bunch_add(PyObject *object, PyObject *tensors)
 {
     Bunch *self = (Bunch *)object;
-    Quick *quick = self->points[0]->quick;
     View views[MOST_TOGETHER];
-    if (!PyList_Check(tensors) || PyList_Size(tensors) != self->n ||
+    if (self->n < 1 || !PyList_Check(tensors) || PyList_Size(tensors) != self->n ||
         !hears(self->points[0]))
         Py_RETURN_FALSE;
+    Quick *quick = self->points[0]->quick;
     int64_t began = now();
     if (!lock(quick))
         return NULL;

@@ -244,7 +244,7 @@ static int launch_several(Book *book, Point *const *points, int n, const View *v
         table.format[i] = book->codes[views[i].format];
         table.first[i] = pieces;
         pieces += (views[i].n + book->piece - 1) / book->piece;
-        if (table.format[i] < 0)
+        if (!book->functions[views[i].format] || table.format[i] < 0)
             return NOT_HANDLED;
     }
     table.first[n] = pieces;
