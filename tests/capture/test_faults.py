@@ -369,6 +369,7 @@ def test_a_sink_that_cannot_keep_up_costs_whole_steps_which_are_counted(model, o
 def test_a_job_that_cannot_be_done_is_told_and_the_next_is_done(memory):
     class Lost:
         size_bytes = 0
+        can_wait = False
 
         def sketches(self, rows):
             raise RuntimeError("lost on the way")

@@ -77,6 +77,20 @@ def test_one_slow_step_is_no_cost():
     assert meter.added_s < 1e-9
 
 
+def test_steps_that_are_skipped_are_in_no_span():
+    device = Device()
+    meter = Meter(device.event, stream=lambda: None)
+    for i in range(60):
+        device.work(10.0)
+        device.at_ms = device.end_ms
+        if i % 6 < 3:
+            meter.mark(is_recorded=i % 6 == 2)
+        else:
+            meter.skip()
+    assert meter.cost == (0.01, 0.01)
+    assert meter.added_s == 0.0
+
+
 def test_nothing_is_said_without_steps_of_both_kinds():
     assert run([10.0] * 50, 1, 0.0)[0].cost is None
     assert run([10.0] * 5, 2, 0.0)[0].cost is None

@@ -3,6 +3,7 @@
 What every kernel must do is in the conformance suite; here is what only this one has.
 """
 
+import ctypes
 import subprocess
 import sys
 import threading
@@ -428,6 +429,17 @@ def test_wrong_arguments_are_named():
             call()
     with pytest.raises(ValueError, match="one of `paths"):
         c.use_path("quantum")
+    with pytest.raises(TypeError, match="takes 1 to 5 arguments, got 6"):
+        c.call(row, 1, 2, 3, 4, 5)
+
+
+def test_a_function_at_an_address_is_called_with_all_its_words():
+    taken = []
+    entry = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 4)(lambda *a: taken.append(a) or -7)
+    address = ctypes.cast(entry, ctypes.c_void_p).value
+    assert c.call(address, 1 << 40, -2, 3, 4) == -7
+    assert c.call(address) == -7
+    assert taken == [(1 << 40, -2, 3, 4), (0, 0, 0, 0)]
 
 
 # -- surroundings ---------------------------------------------------------------------------------

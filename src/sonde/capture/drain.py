@@ -3,6 +3,10 @@
 The training thread puts jobs into a short queue and never waits for it: when the drain cannot keep
 up, a whole step is dropped, counted and shown. A sink that raises is switched off with a word about
 it; the others go on.
+
+While the drain works, the training thread may have to wait for the interpreter, and each time it
+does it loses more than that. So the drain does the work of several steps in one go: it rests
+between, where rows have room to wait in.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +27,9 @@ from sonde.record import Event, GraphPart, NumberBatch, Sink, SiteInfo, SketchBa
 from sonde.sketch import concatenate, cut, merge_groups
 
 _LOG = logging.getLogger("sonde")
+
+_REST_S: Final = 0.1
+"""The longest rest: how old a record may get besides."""
 
 Number = Callable[[], float]
 """A number that may not have arrived from its device yet; calling it waits."""
@@ -104,6 +111,7 @@ class Drain:
         self._held: dict[tuple[int, str], list[tuple[NDArray[np.int32], Sketches]]] = {}
         self._declared: list[SiteInfo] = []
         self._layout: _Layout | None = None
+        self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sonde-drain", daemon=True)
         self._thread.start()
 
@@ -121,6 +129,8 @@ class Drain:
             # Each counter is written by one thread only, so there is no lock to wait for.
             self._given_bytes += job.filled.size_bytes
         self._jobs.put(job)
+        if isinstance(job, Part) and not job.filled.can_wait:
+            self._hurry.set()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until all that was put before has gone to the sinks."""
@@ -128,11 +138,13 @@ class Drain:
             return False
         barrier = _Barrier()
         self._jobs.put(barrier)
+        self._hurry.set()
         return barrier.reached.wait(timeout_s)
 
     def close(self, reason: str, timeout_s: float) -> None:
         """Pass on what is left, close the sinks, end the thread."""
         self._jobs.put(None)
+        self._hurry.set()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             _LOG.warning("the drain did not finish within %.1f s; what it held is lost", timeout_s)
@@ -148,6 +160,9 @@ class Drain:
                 self._tell(Event("record_lost", repr(error), level="error"))
             if isinstance(job, Part):
                 self._done_bytes += job.filled.size_bytes
+            if self._jobs.empty():
+                self._hurry.wait(_REST_S)
+                self._hurry.clear()
         for key in list(self._held):
             self._release(*key, dropped=False)
 

@@ -46,9 +46,13 @@ class Table(Protocol):
 
 
 class Filled(Protocol):
-    """Rows that were taken from a table. `sketches` may wait for the device: call it elsewhere."""
+    """Rows that were taken from a table. `sketches` may wait for the device: call it elsewhere.
+
+    `can_wait` says that the table has room enough for more, until these are read.
+    """
 
     size_bytes: int
+    can_wait: bool
 
     def sketches(self, rows: NDArray[np.int64]) -> Sketches:
         """The given rows as columns: all that were filled; one may be named twice. Called once."""

@@ -25,6 +25,8 @@ the memory alive and the row to themselves until the call returns.
     launch(entry, function, blocks, threads, stream, *arguments)
         Launch a function on a CUDA device through the driver's entry at that address; the driver's
         error, or 0.
+    call(entry, *arguments)
+        Call another function of the driver, of up to four words, likewise.
     entry()
         Where the function behind `add` is, for the quick path of a capture.
     paths(), use_path(name), thread_runtime()
@@ -55,6 +57,7 @@ try:
         add_difference,
         add_many,
         add_strided,
+        call,
         entry,
         launch,
         merge,
@@ -76,6 +79,7 @@ __all__ = [
     "add_many",
     "add_strided",
     "available",
+    "call",
     "entry",
     "launch",
     "merge",

@@ -77,6 +77,13 @@ MAX_DIMENSIONS: Final = 5
 STRETCH_WORDS: Final = 6
 PLAIN, COPY, DIFFERENCE = range(3)
 
+_CALLED: Final[dict[str, list[Any]]] = {
+    "cuEventRecord": [c_void_p, c_void_p],
+    "cuStreamWaitEvent": [c_void_p, c_void_p, ctypes.c_uint],
+    "cuMemcpyDtoHAsync_v2": [c_void_p, c_uint64, c_size_t, c_void_p],
+}
+"""Functions of the driver that are called besides `cuLaunchKernel`, with what they take."""
+
 
 class Unavailable(Exception):  # noqa: N818  # a reason to use another kernel, not an error
     """There is no way to compile or load the kernel here; the text says why."""
@@ -107,6 +114,9 @@ class Kernel:
     ) -> None:
         self._driver = driver
         self._entry: int = ctypes.cast(driver.cuLaunchKernel, c_void_p).value or 0
+        self._entries = {
+            name: ctypes.cast(getattr(driver, name), c_void_p).value or 0 for name in _CALLED
+        }
         self._multiprocessors = multiprocessors
         self._is_quick = c.available()
         module = c_void_p()
@@ -215,6 +225,26 @@ class Kernel:
         blocks = min(n_rows * 2, 2 * self._multiprocessors)
         self._launch(self._take, blocks, stream, rows, to, n_rows * WORDS)
 
+    def record(self, event: int, stream: int) -> None:
+        """Have the event come to pass when all is done that the stream was given so far."""
+        self._call("cuEventRecord", event, stream)
+
+    def wait(self, stream: int, event: int) -> None:
+        """Have what the stream is given from now on wait for an event: there, not here."""
+        self._call("cuStreamWaitEvent", stream, event, 0)
+
+    def bring(self, to: int, memory: int, n_bytes: int, stream: int) -> None:
+        """Copy from device memory to pinned host memory."""
+        self._call("cuMemcpyDtoHAsync_v2", to, memory, n_bytes, stream)
+
+    def _call(self, name: str, *arguments: int) -> None:
+        if self._is_quick:
+            failed = c.call(self._entries[name], *arguments)
+        else:
+            failed = getattr(self._driver, name)(*arguments)
+        if failed:
+            _check(self._driver, failed, f"do `{name}`")
+
     def _function(self, module: c_void_p, name: str) -> int:
         function = c_void_p()
         found = self._driver.cuModuleGetFunction(byref(function), module, name.encode())
@@ -254,6 +284,8 @@ def load(device: int, capability: tuple[int, int], multiprocessors: int) -> Kern
         c_void_p,
         c_void_p,
     ]
+    for name, types in _CALLED.items():
+        getattr(driver, name).argtypes = types
     return Kernel(driver, image(capability), capability, multiprocessors)
 
 

@@ -2,14 +2,15 @@
 
 Rows lie at fixed addresses in device memory, so compiled code and CUDA graphs can write to them. At
 the end of a step one kernel on the training stream copies them aside and empties them; a second
-stream brings the copy to pinned host memory while training goes on. There are two places to copy
-to: when both are still on their way, the step is dropped, and nobody waits.
+stream brings the copy to pinned host memory while training goes on. There are a few places to bring
+them to: when all hold rows that nobody has read yet, the step is dropped, and nobody waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
 
 import numpy as np
 import torch
@@ -28,7 +29,12 @@ _stream_of: Final = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _index
 _current_device: Final = getattr(torch._C, "_cuda_getDevice", lambda: 0)
 _VECTORS: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _ROWS_PER_PAGE: Final = 256
+_PAGE_BYTES: Final = _ROWS_PER_PAGE * row.ROW_BYTES
+_MOST_PLACES: Final = 6
+_PINNED_BYTES: Final = 128 << 20
+"""Pinned host memory for rows: as many places as that is enough for, but two at least."""
 _KEPT_STRETCHES: Final = 64
+_NOTHING: Final = nullcontext()
 
 
 def table_for(device: torch.device) -> CudaTable:
@@ -59,7 +65,9 @@ class CudaTable:
         self._bases: list[int] = []
         self._gate = torch.zeros(1, dtype=torch.int32, device=device)
         self._gate_address = self._gate.data_ptr()
-        self._stage = [_Stage(device), _Stage(device)]
+        self._side = torch.cuda.Stream(device)
+        self._places = [_Place(self._side) for _ in range(_MOST_PLACES)]
+        self._asides = [_Aside(self._side), _Aside(self._side)]
         self._stretches: dict[int, _Stretches] = {}
         self.book: quick.Book | None = None
         if quick.AVAILABLE and c.available():
@@ -69,8 +77,12 @@ class CudaTable:
 
     @property
     def can_take(self) -> bool:
-        """Whether one of the two places to copy rows to is free."""
-        return any(not s.busy for s in self._stage)
+        """Whether one of the places to bring rows to is free."""
+        return self._free() > 0
+
+    def _free(self) -> int:
+        n = min(_MOST_PLACES, _PINNED_BYTES // (len(self._pages) * _PAGE_BYTES))
+        return max(n, 2) - sum(place.is_busy for place in self._places)
 
     def ensure(self, n_rows: int) -> None:
         while n_rows > len(self._pages) * _ROWS_PER_PAGE:
@@ -79,7 +91,8 @@ class CudaTable:
                 page = torch.empty(shape, dtype=torch.int64, device=self.device)
             self._pages.append(page)
             self._bases.append(page.data_ptr())
-            self._kernel.take(page.data_ptr(), _ROWS_PER_PAGE, 0, stream=self._stream())
+            with self._here():
+                self._kernel.take(page.data_ptr(), _ROWS_PER_PAGE, 0, stream=self._stream())
             if self.book is not None:
                 self.book.move(_ROWS_PER_PAGE, self._bases, list(self._pages))
 
@@ -87,7 +100,7 @@ class CudaTable:
         address = self._bases[index >> 8] + (index & 255) * row.ROW_BYTES
         gate = self._gate_address if gated else 0
         if _current_device() != self._index:
-            with torch.cuda.device(self._index):
+            with self._here():
                 self._add(index, address, x, gate)
         elif plain.is_plain(x) and x.is_contiguous():
             self._kernel.one(
@@ -155,74 +168,101 @@ class CudaTable:
             at = np.array([x.data_ptr() for x in tensors], dtype=np.int64).tobytes()
         table, n = found.point(at, None if others is None else others.addresses)
         gate = self._gate_address if gated else 0
-        self._kernel.many(mode, table, n, stream=self._stream(), gate=gate)
+        with self._here():
+            self._kernel.many(mode, table, n, stream=self._stream(), gate=gate)
 
     def open_gate(self, is_open: bool) -> None:
         """Let launches that were captured into a CUDA graph write to their rows, or not."""
         self._gate.fill_(int(is_open))
 
     def take(self) -> Filled:
-        stage = next(s for s in self._stage if not s.busy)
-        # Rows belong to no `torch.func` transformation, even if one is running.
-        with torch._C._DisableFuncTorch():
-            return stage.fill(self._kernel, self._pages, self._stream())
+        place = next(p for p in self._places if not p.is_busy)
+        aside = self._asides[0]
+        self._asides.reverse()
+        kernel, stream, side = self._kernel, self._stream(), self._side.cuda_stream
+        n_bytes = len(self._pages) * _PAGE_BYTES
+        with self._here():
+            if aside.left:
+                kernel.wait(stream, aside.left)
+            if aside.memory.nbytes < n_bytes or place.memory.nbytes < n_bytes:
+                # Rows belong to no `torch.func` transformation, even if one is running.
+                with torch._C._DisableFuncTorch():
+                    aside.grow(n_bytes, self.device)
+                    place.grow(n_bytes)
+            place.is_busy = True
+            for i, base in enumerate(self._bases):
+                kernel.take(base, _ROWS_PER_PAGE, aside.address + i * _PAGE_BYTES, stream=stream)
+            kernel.record(aside.filled.cuda_event, stream)
+            kernel.wait(side, aside.filled.cuda_event)
+            kernel.bring(place.address, aside.address, n_bytes, side)
+            kernel.record(place.arrived.cuda_event, side)
+        aside.left = place.arrived.cuda_event
+        return _CudaRows(place, n_bytes, can_wait=2 * self._free() > _MOST_PLACES)
 
     def discard(self) -> None:
-        for base in self._bases:
-            self._kernel.take(base, _ROWS_PER_PAGE, 0, stream=self._stream())
+        with self._here():
+            for base in self._bases:
+                self._kernel.take(base, _ROWS_PER_PAGE, 0, stream=self._stream())
+
+    def _here(self) -> AbstractContextManager[object]:
+        """What is launched inside is launched on this device, whichever is the current one."""
+        return _NOTHING if _current_device() == self._index else torch.cuda.device(self._index)
 
     def _stream(self) -> int:
         return _stream_of(self._index)
 
 
-class _Stage:
-    """A place to copy rows to: in device memory first, then in pinned host memory."""
+class _Aside:
+    """Device memory where rows lie until they have left for the host; `left` is the event of that,
+    0 if there was none. (An event has no number before it was recorded once.)"""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._side = torch.cuda.Stream(device)
-        self._copied = torch.cuda.Event()
-        self._arrived = torch.cuda.Event(blocking=True)
-        self._there = torch.empty((0, row.WORDS), dtype=torch.int64, device=device)
-        self._here = torch.empty((0, row.WORDS), dtype=torch.int64)
-        self.busy = False
+    def __init__(self, side: torch.cuda.Stream) -> None:
+        self.filled = torch.cuda.Event()
+        self.filled.record(side)
+        self.left = 0
+        self.memory = torch.empty(0)
+        self.address = 0
 
-    def fill(self, kernel: cuda.Kernel, pages: Sequence[Tensor], stream: int) -> Filled:
-        """Copy all pages here and empty them; on its way to the host when this returns."""
-        n_rows = len(pages) * _ROWS_PER_PAGE
-        if len(self._there) < n_rows:
-            self._there = torch.empty((n_rows, row.WORDS), dtype=torch.int64, device=self._device)
-            self._here = torch.empty((n_rows, row.WORDS), dtype=torch.int64, pin_memory=True)
-        self.busy = True
-        for i, page in enumerate(pages):
-            to = self._there[i * _ROWS_PER_PAGE].data_ptr()
-            kernel.take(page.data_ptr(), _ROWS_PER_PAGE, to, stream=stream)
-        self._copied.record(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._side):
-            self._side.wait_event(self._copied)
-            self._here.copy_(self._there, non_blocking=True)
-            self._arrived.record(self._side)
-        return _CudaRows(self, self._here, self._arrived)
+    def grow(self, n_bytes: int, device: torch.device) -> None:
+        if self.memory.nbytes < n_bytes:
+            self.memory = torch.empty(n_bytes, dtype=torch.uint8, device=device)
+            self.address = self.memory.data_ptr()
+
+
+class _Place:
+    """Pinned host memory that rows are brought to, and stay in until somebody has read them."""
+
+    def __init__(self, side: torch.cuda.Stream) -> None:
+        self.arrived = torch.cuda.Event(blocking=True)
+        self.arrived.record(side)
+        self.memory = torch.empty(0)
+        self.address = 0
+        self.is_busy = False
+
+    def grow(self, n_bytes: int) -> None:
+        if self.memory.nbytes < n_bytes:
+            self.memory = torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
+            self.address = self.memory.data_ptr()
 
 
 class _CudaRows:
     """Rows on their way to the host."""
 
-    def __init__(self, stage: _Stage, here: Tensor, arrived: Any) -> None:
-        self._stage = stage
-        self._here = here
-        self._arrived = arrived
-        self.size_bytes = here.nbytes
+    def __init__(self, place: _Place, n_bytes: int, *, can_wait: bool) -> None:
+        self._place = place
+        self.size_bytes = n_bytes
+        self.can_wait = can_wait
 
     def sketches(self, rows: NDArray[np.int64]) -> Sketches:
-        self._arrived.synchronize()  # sleeps, and lets other threads run
+        self._place.arrived.synchronize()  # sleeps, and lets other threads run
         with torch._C._DisableFuncTorch():
-            table = self._here.numpy()
+            table = self._place.memory.numpy()[: self.size_bytes].view(np.int64)
+        table = table.reshape(-1, row.WORDS)
         if c.available():
             found = c.pack(table, rows, empties=False)
         else:
             found = take(row.unpack(table), rows)
-        self._stage.busy = False
+        self._place.is_busy = False
         return found
 
 

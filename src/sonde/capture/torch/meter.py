@@ -75,6 +75,10 @@ class Meter:
             self._spans.append(_Span(self._last, event, is_recorded))
         self._last = event
 
+    def skip(self) -> None:
+        """A step ends that nobody wants the time of."""
+        self._last = None
+
     def _look(self) -> None:
         while self._spans and self._spans[0].last.query():
             span = self._spans.popleft()

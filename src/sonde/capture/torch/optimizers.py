@@ -30,6 +30,7 @@ from sonde.capture.torch.recorder import Bundle, Kept
 from sonde.capture.torch.session import Capture
 from sonde.record import Event, Kind
 
+_BEFORE: Final = "before the update"
 _AFTER: Final = "after the update"
 SKIPPED: Final = "the optimizer left the parameters alone: gradients not finite"
 
@@ -91,6 +92,10 @@ class Party:
         self.state_names: list[tuple[int, str]] = []
         self.state_keys: list[tuple[int, list[str]]] = []
 
+    @property
+    def is_held(self) -> bool:
+        return bool(self.changing.tensors or self.still.tensors)
+
     def let_go(self) -> None:
         self.changing.let_go()
         self.still.let_go()
@@ -128,7 +133,7 @@ class Optimizers:
     def _pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._stepped.add(id(optimizer))
         with_gradients = not _has_closure(optimizer, args, kwargs)
-        self._guarded("before the update", lambda: self._see_before(optimizer, with_gradients))
+        self._guarded(_BEFORE, lambda: self._see_before(optimizer, with_gradients))
 
     def _post(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._guarded(_AFTER, lambda: self._see_after(optimizer, args, kwargs))
@@ -159,7 +164,7 @@ class Optimizers:
         known = next((o for r in self._optimizers if (o := r()) is optimizer), None)
         if known is None or id(optimizer) in self._stepped:
             return
-        self._guarded("before the update", lambda: self._see_before(known, True))
+        self._guarded(_BEFORE, lambda: self._see_before(known, True))
         if self._capture.recording:
             self._capture.troubles.tell("update_skipped", SKIPPED)
         if optimizer is self._optimizers[-1]():
@@ -175,7 +180,7 @@ class Optimizers:
         self._guarded("parameters", lambda: self._see_parameters(self._everybody()))
 
     def _end(self) -> None:
-        self._forget_kept()
+        self._let_go()
         self._guarded_mark()
         self._capture.end_step()
 
@@ -185,14 +190,18 @@ class Optimizers:
         if self.meter is None or capture.is_closed or capture.recorder.capturing is not None:
             return
         try:
-            self.meter.mark(is_recorded=capture.recording)
+            if capture.always:  # there is nothing to compare with
+                self.meter.skip()
+            else:
+                self.meter.mark(is_recorded=capture.recording)
         except Exception as error:
             self.meter = None
             capture.troubles.failed("time on the device", error)
 
-    def _forget_kept(self) -> None:
+    def _let_go(self) -> None:
         for party in self._parties.values():
             party.kept = ()
+            party.let_go()
 
     def _guarded(self, part: str, see: Callable[[], None]) -> None:
         """Look, if this step is recorded. Training goes on: what fails is switched off."""
@@ -207,11 +216,12 @@ class Optimizers:
                 see()
         except Exception as error:
             self._off.add(part)
-            self._forget_kept()
+            self._let_go()
             capture.troubles.failed(part, error)
         finally:
-            for party in self._parties.values():
-                party.let_go()
+            if part != _BEFORE:  # while the optimizer is at work, they are its own
+                for party in self._parties.values():
+                    party.let_go()
             capture.spent_ns += time.perf_counter_ns() - began
 
     def _tell_if(self, skipped: Tensor) -> None:
@@ -223,7 +233,7 @@ class Optimizers:
 
     def _see_before(self, optimizer: Optimizer, with_gradients: bool) -> None:
         own = self._own(optimizer)
-        others = self._orphans() if optimizer is self._optimizers[-1]() else None
+        others = self._orphans(own) if optimizer is self._optimizers[-1]() else None
         for party in (own, others):
             if party is not None:
                 self._see_parameters(party)
@@ -233,7 +243,9 @@ class Optimizers:
                 self._see_gradients(others, None)
 
     def _see_after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        own = self._own(optimizer)
+        own = self._parties.get(id(optimizer))
+        if own is None or not own.is_held:
+            own = self._own(optimizer)
         if _has_closure(optimizer, args, kwargs):
             self._see_gradients(own, None)
         self._see_updates(own)
@@ -383,11 +395,15 @@ class Optimizers:
         """All watched parameters."""
         return self._party(0, self._all())
 
-    def _orphans(self) -> Party | None:
-        """Parameters that no optimizer trains: frozen, or forgotten. None if there are none."""
+    def _orphans(self, last: Party) -> Party | None:
+        """Parameters that no optimizer trains: frozen, or forgotten. None if there are none. Given
+        is what the last optimizer trains, which may be all that is trained."""
+        is_all = len(self._optimizers) == 1
+        if is_all and (self._version, last.signs) == self._without_orphans:
+            return None
         optimizers = [it for o in self._optimizers if (it := o()) is not None]
         trained = [p for it in optimizers for p in _parameters_of(it)]
-        now = (self._version, signs(trained, "requires_grad"))
+        now = (self._version, last.signs if is_all else signs(trained, "requires_grad"))
         if now == self._without_orphans:
             return None
         ids = set(map(id, trained))

@@ -133,6 +133,7 @@ class Capture:
         """Use another schedule: at once between steps, else from the next step on."""
         with self.lock:
             self._schedule = schedule
+            self.always = schedule == schedule_of(1)
             if self._between:
                 self._begin()
 

@@ -205,6 +205,8 @@ class HostTable:
 class _HostRows:
     """Rows taken from the host's table; cleared and given back once they are read."""
 
+    can_wait = False
+
     def __init__(self, rows: row.Table, free: list[row.Table]) -> None:
         self._rows = rows
         self._free = free
@@ -272,6 +274,8 @@ class PlainTable:
 
 class _PlainRows:
     """Rows taken from a plain table; copying them to the host may wait for the device."""
+
+    can_wait = False
 
     def __init__(self, rows: Tensor) -> None:
         self._rows = rows

@@ -253,6 +253,22 @@ static PyObject *launch(PyObject *Py_UNUSED(self), Arguments arguments, Py_ssize
     return PyLong_FromLong(failed);
 }
 
+/* Call a function of the CUDA driver that takes up to four words, at that address; as `launch`. What
+   is passed beyond those that it takes, it does not see. */
+static PyObject *call(PyObject *Py_UNUSED(self), Arguments arguments, Py_ssize_t n)
+{
+    typedef int (*Entry)(int64_t, int64_t, int64_t, int64_t);
+    enum { MOST = 5 };
+    int64_t a[MOST] = {0};
+    if (n < 1 || n > MOST) {
+        PyErr_Format(PyExc_TypeError, "`call` takes 1 to 5 arguments, got %zd.", n);
+        return NULL;
+    }
+    if (!take("call", arguments, n, n, a))
+        return NULL;
+    return PyLong_FromLong(((Entry)(intptr_t)a[0])(a[1], a[2], a[3], a[4]));
+}
+
 static PyObject *paths(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(none))
 {
     PyObject *names = PyList_New(0);
@@ -301,6 +317,7 @@ static PyMethodDef methods[] = {
     FAST(count_bins),
     FAST(pack),
     FAST(launch),
+    FAST(call),
     {"entry", entry, METH_NOARGS, NULL},
     {"paths", paths, METH_NOARGS, NULL},
     {"use_path", use_path, METH_O, NULL},
