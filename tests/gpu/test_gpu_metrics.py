@@ -126,6 +126,51 @@ def test_a_reference_on_the_cpu_gives_the_same(watching):
     assert found[0] == pytest.approx(found[1], rel=1e-3, abs=1e-5)
 
 
+@pytest.mark.parametrize("sizes", [(3, 3, 3, 3), (3, 2, 3, 4, 3)])
+@pytest.mark.parametrize("is_dense", [False, True])
+def test_heads_are_sketched_as_they_are(watching, sizes, is_dense):
+    """Wherever their tensors lie from step to step, and however many sequences there are."""
+
+    class Attends(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv = nn.Linear(64, 192)
+            self.kept = {}
+
+        def forward(self, x):
+            heads = [y.unflatten(-1, (4, 16)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1)]
+            if is_dense:
+                heads = [y.contiguous() for y in heads]
+            out = nn.functional.scaled_dot_product_attention(*heads)
+            for name, y in zip(("query", "key", "value", "output"), (*heads, out), strict=True):
+                for i, head in enumerate(y.detach().unbind(1)):
+                    self.kept[f"head_{i}.{name}"] = head.double()
+            return out
+
+    torch.manual_seed(0)
+    model = Attends().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    watch, memory = watching(model, optimizer)
+    watch.add_metric("attention")
+    kept, held = [], []
+    for step, size in enumerate(sizes):
+        held.append(torch.empty(1000 * step + 1, device="cuda"))  # so that memory is elsewhere
+        model(torch.randn(size, 40, 64, device="cuda")).square().mean().backward()
+        optimizer.step()
+        kept.append(dict(model.kept))
+    watch.close()
+    assert memory.counted("failed") == {}
+    for step, expected in enumerate(kept):
+        found = {n: s for n, s in memory.at(step).items() if "head_" in n}
+        assert len(found) == len(expected) == 16
+        for name, sketch in found.items():
+            x = next(x for slot, x in expected.items() if name.endswith(slot))
+            assert sketch.count == x.numel()
+            assert sketch.sum == pytest.approx(float(x.sum()), rel=1e-6, abs=1e-6)
+            assert sketch.sum_sq == pytest.approx(float(x.square().sum()), rel=1e-6)
+            assert (sketch.min, sketch.max) == (float(x.min()), float(x.max()))
+
+
 POWER = 2.0
 CALLS = []
 

@@ -5,8 +5,8 @@ up, a whole step is dropped, counted and shown. A sink that raises is switched o
 it; the others go on.
 
 While the drain works, the training thread may have to wait for the interpreter, and each time it
-does it loses more than that. So the drain does the work of several steps in one go: it rests
-between, where rows have room to wait in.
+does it loses more than that. So the drain does the work of several steps in one go, and not just
+when one ends: it rests first, where rows have room to wait in.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final, NamedTuple
@@ -152,7 +152,7 @@ class Drain:
             self._guard(sink, lambda s: s.close(reason))
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        for job in self._coming():
             try:
                 self._do(job)
             except Exception as error:
@@ -160,11 +160,21 @@ class Drain:
                 self._tell(Event("record_lost", repr(error), level="error"))
             if isinstance(job, Part):
                 self._done_bytes += job.filled.size_bytes
-            if self._jobs.empty():
-                self._hurry.wait(_REST_S)
-                self._hurry.clear()
         for key in list(self._held):
             self._release(*key, dropped=False)
+
+    def _coming(self) -> Iterator[Job]:
+        """Jobs until the last: after the first that comes a rest, in which others join it."""
+        job = self._jobs.get()
+        while job is not None:
+            self._hurry.wait(_REST_S)
+            self._hurry.clear()
+            yield job
+            while not self._jobs.empty():
+                if (job := self._jobs.get()) is None:
+                    return
+                yield job
+            job = self._jobs.get()
 
     def _do(self, job: Job) -> None:
         match job:

@@ -81,6 +81,7 @@ _CALLED: Final[dict[str, list[Any]]] = {
     "cuEventRecord": [c_void_p, c_void_p],
     "cuStreamWaitEvent": [c_void_p, c_void_p, ctypes.c_uint],
     "cuMemcpyDtoHAsync_v2": [c_void_p, c_uint64, c_size_t, c_void_p],
+    "cuMemcpyDtoDAsync_v2": [c_uint64, c_uint64, c_size_t, c_void_p],
 }
 """Functions of the driver that are called besides `cuLaunchKernel`, with what they take."""
 
@@ -236,6 +237,10 @@ class Kernel:
     def bring(self, to: int, memory: int, n_bytes: int, stream: int) -> None:
         """Copy from device memory to pinned host memory."""
         self._call("cuMemcpyDtoHAsync_v2", to, memory, n_bytes, stream)
+
+    def copy(self, to: int, memory: int, n_bytes: int, stream: int) -> None:
+        """Copy from device memory to device memory."""
+        self._call("cuMemcpyDtoDAsync_v2", to, memory, n_bytes, stream)
 
     def _call(self, name: str, *arguments: int) -> None:
         if self._is_quick:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from sonde.capture.torch.hooks import MAX_SLOTS, hook_gradient
 from sonde.capture.torch.observing import Observer
 from sonde.capture.torch.passes import Held, Leaves, Pass
 from sonde.capture.torch.recorder import Recorder
+from sonde.capture.torch.slices import Slices
 from sonde.capture.torch.tap import Key, Owner, Tap
 from sonde.capture.torch.troubles import Troubles
 from sonde.record import Kind
@@ -32,6 +34,7 @@ class Collector:
         self._leaves = Leaves()
         self._tangent = Held()
         self._keyed: dict[tuple[Key, str], list[Spot]] = {}
+        self._heads: WeakKeyDictionary[Tap, dict[tuple[Any, ...], list[Spot]]] = WeakKeyDictionary()
         self.observer: Observer | None = None
 
     def clear(self) -> None:
@@ -98,22 +101,24 @@ class Collector:
         if quick is not None and 0 < len(places) <= MOST_PLACES and len(places) == len(spots):
             key.point = Point(quick, places, key.is_gradient)
 
-    def several(
-        self,
-        tap: Tap,
-        at: Pass,
-        kind: Kind,
-        call: int,
-        slots: Sequence[str],
-        tensors: Sequence[Tensor],
+    def heads(
+        self, tap: Tap, at: Pass, call: int, slots: tuple[tuple[str, int], ...], slices: Slices
     ) -> None:
-        """Tensors as they are now that are always met together."""
-        spots = [_spot(tap, kind, call, slot, at.phase) for slot in slots]
-        if spots and kind in self._owner.plan.kinds:
-            self._recorder.add_several(spots, tensors)
-        if self.observer is not None and kind in self.observer.kinds:
-            for spot, x in zip(spots, tensors, strict=True):
-                self.observer.see(spot, x)
+        """Heads of tensors as they are now, as attached ones: per tensor a name and how many."""
+        known = self._heads.setdefault(tap, {})
+        spots = known.get((call, at.phase, slots))
+        if spots is None:
+            spots = known[call, at.phase, slots] = [
+                _spot(tap, "attach", call, f"head_{h}.{name}", at.phase)
+                for name, count in slots
+                for h in range(count)
+            ]
+        if spots and "attach" in self._owner.plan.kinds:
+            self._recorder.add_slices(spots, slices)
+        observer = self.observer
+        if observer is not None and any(observer.wants(spot) for spot in spots):
+            for spot, x in zip(spots, slices, strict=True):
+                observer.see(spot, x)
 
     def watch_gradient(
         self, tap: Tap, at: Pass, kind: Kind, call: int, slot: str, x: Tensor

@@ -43,13 +43,19 @@ def table_for(device: torch.device) -> CudaTable:
     Raises:
         sonde.kernels.cuda.Unavailable: if the kernel cannot be compiled or loaded here.
     """
-    properties = torch.cuda.get_device_properties(device)
     index = device.index if device.index is not None else torch.cuda.current_device()
+    kernel = kernel_on(index)
     with torch.cuda.device(index), torch._C._DisableFuncTorch():
-        torch.empty(1, device=device)  # makes the context that the kernel is loaded into
-        capability = (properties.major, properties.minor)
-        kernel = cuda.load(index, capability, properties.multi_processor_count)
         return CudaTable(torch.device("cuda", index), kernel)
+
+
+def kernel_on(index: int) -> cuda.Kernel:
+    """The kernel on the device of that number; raises as `table_for` does."""
+    properties = torch.cuda.get_device_properties(index)
+    with torch.cuda.device(index), torch._C._DisableFuncTorch():
+        torch.empty(1, device="cuda")  # makes the context that the kernel is loaded into
+        capability = (properties.major, properties.minor)
+        return cuda.load(index, capability, properties.multi_processor_count)
 
 
 class CudaTable:

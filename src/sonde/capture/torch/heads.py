@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from sonde.capture.torch.attention import Heard
 from sonde.capture.torch.passes import current_backward
 from sonde.capture.torch.recipes import Recipes
+from sonde.capture.torch.slices import Slices
 from sonde.capture.torch.tallies import Array, Closed, Tallies
 from sonde.capture.torch.tap import Tap
 from sonde.capture.torch.untouched import Quiet
@@ -162,15 +163,11 @@ class Heads:
         capture = self._capture
         if "attach" not in capture.plan.kinds or capture.collector.too_many(tap, call):
             return
-        slots: list[str] = []
-        tensors: list[Tensor] = []
-        for name in ("query", "key", "value", "output"):
-            x: Tensor | None = getattr(heard, name)
-            if x is not None:
-                heads = self._in_heads(x.detach()).unbind(1)
-                slots += [f"head_{h}.{name}" for h in range(len(heads))]
-                tensors += heads
-        capture.collector.several(tap, capture._pass(), "attach", call, slots, tensors)
+        names = ("query", "key", "value", "output")
+        there = [(name, x) for name in names if (x := getattr(heard, name)) is not None]
+        wholes = [self._in_heads(x.detach()) for _, x in there]
+        slots = tuple((name, x.shape[1]) for (name, _), x in zip(there, wholes, strict=True))
+        capture.collector.heads(tap, capture._pass(), call, slots, Slices(wholes))
 
     def _in_heads(self, x: Tensor) -> Tensor:
         """(B, H, ...). Heads that a module has put into its batch are told by its own number."""

@@ -137,6 +137,10 @@ class Observer:
         when = (spot.phase, self.capture._step_of(spot.phase))
         self.asker.see(uses, x, when, lambda: self._other(spot, x))
 
+    def wants(self, spot: Spot) -> bool:
+        """Whether anybody asks about the tensors of a spot."""
+        return bool(self._choices.at(spot))
+
     def saw(self, tap: Tap, call: int, output: Tensor) -> None:
         """What a module returned, in a training pass; it was recorded without us."""
         if tap.output:

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from sonde.capture.torch.untouched import Quiet
+from sonde.kernels.cuda import Kernel, Unavailable
+from sonde.kernels.torch import is_dense, is_plain
 
 MAX_BYTES: Final = 1 << 26
 """Size of tensors of which a copy is kept: for larger ones, launching is not what takes time."""
@@ -89,7 +91,7 @@ class Recipes:
         key = (name, where, *((x.dtype, x.shape, x.stride()) for x in tensors))
         recipe = self._recipes.get(key)
         if recipe is not None:
-            return recipe.follow(tensors)
+            return recipe.follow(tensors, where[1])
         if not self._is_due(key, tensors) or not is_fit():
             return None
         pool = self._pools.setdefault(where, torch.cuda.graph_pool_handle())
@@ -98,7 +100,7 @@ class Recipes:
             del self._pools[where]
             return None
         self._recipes[key] = recipe
-        return recipe.follow(tensors)
+        return recipe.follow(tensors, where[1])
 
     def _is_due(self, key: Hashable, tensors: Sequence[Tensor]) -> bool:
         """Whether to record now: what was met before, was not tried yet, and is small enough."""
@@ -125,23 +127,49 @@ def _is_elsewhere(tensors: Sequence[Tensor]) -> bool:
 
 
 class _Recipe:
-    """One computation, recorded."""
+    """One computation, recorded. With a `kernel`, what lies dense (as is told with each tensor that
+    is given) is copied by calls of the driver: the host is done with these much sooner."""
 
-    __slots__ = ("_given", "_graph", "_notes", "_results")
+    __slots__ = ("_given", "_kernel", "_notes", "_replay", "_results")
 
     def __init__(
-        self, graph: Any, given: Sequence[Tensor], results: Sequence[Tensor], notes: Any
+        self,
+        replay: Callable[[], None],
+        kernel: Kernel | None,
+        given: Sequence[tuple[Tensor, bool]],
+        results: Sequence[Tensor],
+        notes: Any,
     ) -> None:
-        self._graph = graph
+        self._replay = replay
+        self._kernel = kernel
         self._given = given
         self._results = results
         self._notes = notes
 
-    def follow(self, tensors: Sequence[Tensor]) -> tuple[Sequence[Tensor], Any]:
-        for to, x in zip(self._given, tensors, strict=True):
-            to.copy_(x)
-        self._graph.replay()
-        return [x.clone() for x in self._results], self._notes
+    def follow(self, tensors: Sequence[Tensor], stream: int) -> tuple[Sequence[Tensor], Any]:
+        kernel = self._kernel
+        for (to, lies_dense), x in zip(self._given, tensors, strict=True):
+            if kernel is not None and lies_dense and is_plain(x):
+                kernel.copy(to.data_ptr(), x.data_ptr(), x.nbytes, stream)
+            else:
+                to.copy_(x)
+        self._replay()
+        if kernel is None:
+            return [x.clone() for x in self._results], self._notes
+        found = []
+        for x in self._results:
+            found.append(to := torch.empty_like(x))
+            kernel.copy(to.data_ptr(), x.data_ptr(), x.nbytes, stream)
+        return found, self._notes
+
+
+def _kernel_on(index: int) -> Kernel | None:
+    from sonde.capture.torch.cuda import kernel_on  # only where there is such a device
+
+    try:
+        return kernel_on(index)
+    except Unavailable:
+        return None
 
 
 def _recorded(compute: Compute, tensors: Sequence[Tensor], pool: Any) -> _Recipe | None:
@@ -154,14 +182,22 @@ def _recorded(compute: Compute, tensors: Sequence[Tensor], pool: Any) -> _Recipe
         given = [torch.empty_like(x) for x in tensors]
         side.wait_stream(here)
         with torch.cuda.stream(side):
-            graph = torch.cuda.CUDAGraph()
+            # Without `torch.cuda.graph`, which waits for the device and empties caches first; and
+            # below the methods by which we hear of graphs of others.
+            graph: Any = super(torch.cuda.CUDAGraph, torch.cuda.CUDAGraph())
             try:
-                # Without `torch.cuda.graph`, which waits for the device and empties caches first.
                 graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 try:
-                    made = _Recipe(graph, given, *compute(*given))
+                    results, notes = compute(*given)
                 finally:
                     graph.capture_end()
+                pairs = [
+                    (to, is_dense(x) and to.stride() == x.stride())
+                    for to, x in zip(given, tensors, strict=True)
+                ]
+                can_copy = all(is_dense(x) and is_plain(x) for x in results)
+                kernel = _kernel_on(device.index) if can_copy else None
+                made = _Recipe(graph.replay, kernel, pairs, results, notes)
             except Exception:
                 made = None
                 _recover(device, pool)
@@ -175,7 +211,7 @@ def _recover(device: torch.device, pool: Any) -> None:
     with suppress(Exception):  # it was not
         torch._C._cuda_endAllocateToPool(device.index, pool)
     x = torch.zeros(1, device=device)
-    graph = torch.cuda.CUDAGraph()
-    graph.capture_begin(capture_error_mode="thread_local")
+    graph: Any = super(torch.cuda.CUDAGraph, torch.cuda.CUDAGraph())
+    graph.capture_begin(pool=None, capture_error_mode="thread_local")
     x.add_(1)
     graph.capture_end()

@@ -19,6 +19,7 @@ from sonde.capture.drain import Drain, End, Part
 from sonde.capture.quick import Place, Row
 from sonde.capture.rows import QUICK_PHASE, Group, Rows, Spot
 from sonde.capture.torch.graphs import Captured, can_capture
+from sonde.capture.torch.slices import Known, Slices
 from sonde.capture.torch.tables import (
     FORMATS,
     Measured,
@@ -54,6 +55,7 @@ class Recorder:
         self._dropped: set[tuple[str, int]] = set()
         self._handed: set[tuple[str, int]] = set()
         self._several: dict[tuple[Spot, ...], Bundle] = {}
+        self._slices: dict[int, Known] = {}
         self.capturing: Captured | None = None
 
     def table_on(self, device: torch.device) -> Sketcher:
@@ -192,6 +194,20 @@ class Recorder:
         if not bundle.fits(tensors) and not self._refit(bundle, tensors):
             bundle = self.loose(spots, tensors)
         self.add_together(bundle, tensors)
+
+    def add_slices(self, spots: list[Spot], slices: Slices) -> None:
+        """Sketch slices that are seen together. The list of spots is always the same object."""
+        known = self._slices.get(id(spots))
+        if known is not None and self.capturing is None and known.fits(spots, slices):
+            self._add_share(known.share, slices, None, measured=(known.addresses(slices), b""))
+            return
+        self.add_several(spots, list(slices))
+        bundle = self._several.get(tuple(spots))
+        self._slices.pop(id(spots), None)
+        if self.capturing is None and bundle is not None and len(bundle.shares) == 1:
+            share = bundle.shares[0]
+            if not bundle.odd and share.rows.table.kernel == "cuda":  # type: ignore[attr-defined]
+                self._slices[id(spots)] = Known(spots, share, slices)
 
     def _refit(self, bundle: Bundle, tensors: Sequence[Tensor]) -> bool:
         """Prepare the bundle for other sizes; whether it could be. Its rows stay as they are."""
