@@ -76,8 +76,8 @@ def test_one_hot_attention_has_no_entropy():
     b=st.integers(1, 3),
     groups=st.integers(1, 3),
     kh=st.integers(1, 3),
-    length=st.integers(1, 9),
-    keys=st.integers(1, 9),
+    length=st.integers(1, 23),
+    keys=st.integers(1, 23),
     is_causal=st.booleans(),
     scale=st.sampled_from([None, 1.0, 0.1]),
     pieces=st.integers(1, 500),
@@ -95,14 +95,15 @@ def test_terms_equal_brute_force(b, groups, kh, length, keys, is_causal, scale, 
 @pytest.mark.parametrize("shape", [(7, 5), (5,), (1, 5), (1, 1, 7, 5), (2, 1, 7, 5), (2, 4, 7, 5)])
 @pytest.mark.parametrize("shape_end", [None, (2, 1, 1, 5), (1, 4, 1, 5), (4, 7, 5)])
 @pytest.mark.parametrize("is_boolean", [True, False])
-def test_masks_of_every_shape_that_broadcasts(shape, shape_end, is_boolean):
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_masks_of_every_shape_that_broadcasts(shape, shape_end, is_boolean, is_causal):
     q, k = tensors(keys=5)
     g = torch.Generator().manual_seed(1)
     mask = torch.randn(shape_end or shape, generator=g)
     if is_boolean:
         mask = mask > -0.5
         mask[..., 0] = True
-    assert_terms(found(q, k, mask=mask), brute(q, k, mask))
+    assert_terms(found(q, k, mask=mask, is_causal=is_causal), brute(q, k, mask, is_causal))
 
 
 def test_queries_that_attend_to_nothing_do_not_count():
@@ -177,9 +178,20 @@ def test_sampling_is_even_and_within_its_limit(length, rows):
 
 def test_no_more_logits_than_the_budget(monkeypatch):
     sizes = []
-    real = attention._raw
-    monkeypatch.setattr(attention, "_raw", lambda x: sizes.append(x.numel()) or real(x))
+    real = attention._of_queries
+    monkeypatch.setattr(attention, "_of_queries", lambda x: sizes.append(x.numel()) or real(x))
     q, k = tensors(2, 4, 4, 300, 300)
-    found(q, k, max_elements=2 * 4 * 300 * 10)
-    assert max(sizes) <= 2 * 4 * 300 * 10
-    assert len(sizes) > 1
+    for is_causal in (False, True):
+        sizes.clear()
+        found(q, k, max_elements=2 * 4 * 300 * 10, is_causal=is_causal)
+        assert max(sizes) <= 2 * 4 * 300 * 10
+        assert len(sizes) > 1
+
+
+def test_keys_that_no_query_sees_are_left_out(monkeypatch):
+    sizes = []
+    real = attention._of_queries
+    monkeypatch.setattr(attention, "_of_queries", lambda x: sizes.append(x.numel()) or real(x))
+    q, k = tensors(2, 4, 4, 200, 200)
+    assert_terms(found(q, k, is_causal=True), brute(q, k, is_causal=True))
+    assert sum(sizes) == 2 * 4 * 50 * (50 + 100 + 150 + 200)

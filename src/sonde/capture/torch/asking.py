@@ -99,6 +99,7 @@ class Asker:
                 self._tallies.add(use.label, metric.reduce, value, when=when, within=span)
         except Exception as error:
             use.is_off = True
+            self._together.clear()
             self.failed(metric.name, use.label.key, error)
         finally:
             spent = time.perf_counter_ns() - began
@@ -159,7 +160,7 @@ class Asker:
                 if constants is not None and not constants.holds():
                     self._unfit(key, metric)
         found = self._together.get(id(uses))
-        if found is None or any(use.is_off for use in found[1].uses):
+        if found is None:
             found = self._together[id(uses)] = (uses, self._divided(uses))
         return found[1]
 

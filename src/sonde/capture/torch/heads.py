@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -215,9 +216,14 @@ class _Entry:
     def close(self) -> Sequence[Closed]:
         heads = max(int(r.shape[1]) for r in self._raws)
         same = [r for r in self._raws if r.shape[1] == heads]
-        each = [None, *range(heads)]
-        labels = [names.of_attention(self._path, h, t) for t in terms.TERMS for h in each]
-        return [Closed(labels, same, _values)]
+        return [Closed(_labels(self._path, heads), same, _values)]
+
+
+@lru_cache(maxsize=1024)
+def _labels(path: str, heads: int) -> tuple[names.Label, ...]:
+    """In the order of `_values`."""
+    each = [None, *range(heads)]
+    return tuple(names.of_attention(path, h, t) for t in terms.TERMS for h in each)
 
 
 def _values(arrays: list[Array]) -> Sequence[float]:

@@ -10,7 +10,7 @@ Legend: B batch, H heads, L queries, S keys, D width of a head, R sampled querie
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,8 +22,12 @@ MAX_ROWS: Final = 256
 errors over so many queries and all sequences: 0.02 nats of entropy at 2048 queries of one sequence
 whose logits have variance 1 (`tests/metrics/test_attention_terms.py`)."""
 
-MAX_ELEMENTS: Final = 1 << 24
-"""Logits that are held at once: 64 MiB of float32."""
+MAX_ELEMENTS: Final = 1 << 23
+"""Logits that are held at once: 32 MiB of float32, so that a GPU's cache can hold them."""
+
+_PIECES: Final = 4
+"""Into how many queries are divided at least that see none of the keys after them: the first of
+them need but a part of the keys."""
 
 TERMS: Final = ("entropy", "first_token", "effective_context", "max_logit")
 """Nats per query; weight on the first key; exp(entropy), the number of keys that a query attends to
@@ -87,29 +91,31 @@ def of_call(call: Call, max_rows: int = MAX_ROWS, max_elements: int = MAX_ELEMEN
     chosen = sampling(length, max_rows)
     scale = 1 / math.sqrt(width) if call.scale is None else call.scale
     mask = None if call.mask is None else _spread(call.mask, call.query.shape[:-2], keys)
-    found: Tensor | None = None
-    for part in _pieces(chosen, max(1, max_elements // max(1, b * h * keys))):
-        logits = _logits(q[:, :, part], k, scale)
+    most = max(1, max_elements // max(1, b * h * keys))
+    found = []
+    for part in _pieces(chosen, most, _PIECES if call.is_causal else 1):
+        seen = min(keys, part.stop) if call.is_causal else keys
+        logits = _logits(q[:, :, part], k[:, :, :seen], scale)
         rows = torch.arange(part.start, part.stop, part.step, device=q.device)
         if call.scores is not None:
-            logits = call.scores(logits, *_indices(b, h, rows, keys))
+            logits = call.scores(logits, *_indices(b, h, rows, seen))
         if mask is not None:
-            logits = _masked(logits, mask if mask.shape[-2] == 1 else mask[:, :, part])
-        if call.is_causal:
-            late = torch.arange(keys, device=q.device) > rows[:, None]
-            logits = logits.masked_fill_(late, -torch.inf)
-        found = _joined(found, _raw(logits))
-    return _nothing(h, q.device) if found is None else found
+            own = mask if mask.shape[-2] == 1 else mask[:, :, part]
+            logits = _masked(logits, own[..., :seen])
+        if call.is_causal and part.start + 1 < seen:
+            late = torch.arange(part.start + 1, seen, device=q.device) > rows[:, None]
+            logits[..., part.start + 1 :].masked_fill_(late, -torch.inf)
+        found.append(_of_queries(logits))
+    return _raw(found) if found else _nothing(h, q.device)
 
 
 def of_logits(logits: Tensor, max_rows: int = MAX_ROWS, max_elements: int = MAX_ELEMENTS) -> Tensor:
     """The terms of logits that a model made, (..., H, L, S) with masks in them."""
     x = heads_of(logits)
     chosen = sampling(x.shape[-2], max_rows)
-    found: Tensor | None = None
-    for part in _pieces(chosen, max(1, max_elements // max(1, x[:, :, :1].numel()))):
-        found = _joined(found, _raw(x[:, :, part].to(_wide(x))))
-    return _nothing(x.shape[1], x.device) if found is None else found
+    most = max(1, max_elements // max(1, x[:, :, :1].numel()))
+    found = [_of_queries(x[:, :, part].to(_wide(x))) for part in _pieces(chosen, most)]
+    return _raw(found) if found else _nothing(x.shape[1], x.device)
 
 
 def join(a: Tensor, b: Tensor) -> Tensor:
@@ -129,21 +135,21 @@ def finish(raw: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _raw(logits: Tensor) -> Tensor:
+def _of_queries(logits: Tensor) -> Tensor:
+    """Per query its largest logit, entropy and first weight, (3, B, H, R)."""
+    weights = logits.softmax(-1)  # NaN where all is masked
+    return torch.stack([logits.amax(-1), torch.special.entr(weights).sum(-1), weights[..., 0]])
+
+
+def _raw(parts: Sequence[Tensor]) -> Tensor:
     """Sums over batch and queries of entropy, first weight and effective context; how many queries
     attend to anything at all; the largest logit."""
-    largest = logits.amax(-1)
+    largest, entropy, first = torch.cat(list(parts), -1) if len(parts) > 1 else parts[0]
     attends = largest != -torch.inf
-    weights = logits.softmax(-1)  # NaN where all is masked
-    entropy = torch.special.entr(weights).sum(-1)
-    found = [torch.where(attends, x, 0) for x in (entropy, weights[..., 0], entropy.exp())]
-    wide = torch.float32 if logits.device.type == "mps" else torch.float64
+    found = [torch.where(attends, x, 0) for x in (entropy, first, entropy.exp())]
+    wide = torch.float32 if largest.device.type == "mps" else torch.float64
     several = [x.sum((0, 2), dtype=wide) for x in (*found, attends)]
     return torch.stack([*several, largest.amax((0, 2)).to(wide)])
-
-
-def _joined(found: Tensor | None, more: Tensor) -> Tensor:
-    return more if found is None else join(found, more)
 
 
 def _nothing(heads: int, device: torch.device) -> Tensor:
@@ -186,11 +192,13 @@ def _indices(b: int, h: int, rows: Tensor, keys: int) -> tuple[Tensor, Tensor, T
     )
 
 
-def _pieces(chosen: Sampling, n: int) -> Iterator[slice]:
-    """The sampled queries, so many at a time."""
+def _pieces(chosen: Sampling, most: int, pieces: int = 1) -> Iterator[slice]:
+    """The sampled queries, about as many at a time: in so many pieces, or in more if one has more
+    than the most."""
     rows = chosen.rows
-    for i in range(0, len(rows), n):
-        piece = rows[i : i + n]
+    n = math.ceil(len(rows) / max(pieces, math.ceil(len(rows) / most), 1))
+    for i in range(0, len(rows), max(n, 1)):
+        piece = rows[i : i + max(n, 1)]
         yield slice(piece.start, piece[-1] + 1, piece.step)
 
 
