@@ -303,14 +303,16 @@ class _Stretches:
         self._which = which
         starts = np.where(runs[which] > 0, firsts // whole[which] * pitches[which], firsts)
         self._offsets = starts * widths[which]
-        self._words = np.zeros((len(which), cuda.STRETCH_WORDS), dtype=np.int64)
+        shape = (len(which), cuda.STRETCH_WORDS)
+        self._table = torch.empty(shape, dtype=torch.int64, device=device)
+        self._pinned = torch.empty(shape, dtype=torch.int64, pin_memory=True)
+        self._words = self._pinned.numpy()
+        self._words[:, 1] = 0
         self._words[:, 2] = np.minimum(sizes[which], counts[which] - firsts)
         self._words[:, 3] = addresses[which]
         self._words[:, 4] = codes[which]
         vectors = cuda.VECTOR // widths
         self._words[:, 5] = (runs // vectors + (pitches // vectors << 32))[which]
-        self._table = torch.empty(self._words.shape, dtype=torch.int64, device=device)
-        self._pinned = torch.empty(self._words.shape, dtype=torch.int64, pin_memory=True)
         self._sent = torch.cuda.Event()
         self._at: bytes = b""
         self._others: NDArray[np.int64] | None = None
@@ -318,12 +320,14 @@ class _Stretches:
     def point(self, at: bytes, others: NDArray[np.int64] | None) -> tuple[int, int]:
         """Address and length of the table on the device, when the tensors lie there."""
         if at != self._at or not _same(others, self._others):
-            self._words[:, 0] = np.frombuffer(at, dtype=np.int64)[self._which] + self._offsets
-            self._words[:, 1] = 0 if others is None else others[self._which] + self._offsets
             if not self._sent.query():
                 # The last table is still on its way: never wait for it, write another one.
                 self._pinned = torch.empty_like(self._pinned, pin_memory=True)
-            self._pinned.numpy()[:] = self._words
+                was, self._words = self._words, self._pinned.numpy()
+                self._words[:] = was
+            self._words[:, 0] = np.frombuffer(at, dtype=np.int64)[self._which] + self._offsets
+            if others is not None or self._others is not None:
+                self._words[:, 1] = 0 if others is None else others[self._which] + self._offsets
             self._table.copy_(self._pinned, non_blocking=True)
             self._sent.record(torch.cuda.current_stream(self._table.device))
             self._at, self._others = at, others

@@ -9,7 +9,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
 from sonde.capture.torch.attention import Heard
 from sonde.capture.torch.passes import current_backward
@@ -67,7 +68,7 @@ class Heads:
         self._pending = None
         assert heard.call is not None
         call = heard.call
-        self._record(lambda: self._terms(call), call.query.shape[-2], heard)
+        self._record(lambda: self._terms(call, heard.device), call.query.shape[-2], heard)
 
     def product(self, a: Tensor, b: Tensor, out: Tensor, *, is_plain: bool) -> None:
         """Either the beginning of attention, logits, or its end, values."""
@@ -94,7 +95,8 @@ class Heads:
         if pending is None or pending.where != self._here() or pending.shape != weights.shape:
             return
         with Quiet(logits.device):
-            pending.raw = terms.of_logits(self._in_heads(logits.detach()))
+            tap = None if pending.where is None else pending.where[0]
+            pending.raw = terms.of_logits(_in_heads(logits.detach(), tap))
 
     def failed(self, error: Exception) -> None:
         self._is_off = True
@@ -105,10 +107,11 @@ class Heads:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _terms(self, call: terms.Call) -> Tensor:
+    def _terms(self, call: terms.Call, device: torch.device) -> Tensor:
         """The terms of a call: by a recipe, if it can be had."""
-        given = (call.query, call.key) if call.mask is None else (call.query, call.key, call.mask)
         if call.scores is None:
+            there = (call.query, call.key, call.mask)
+            given = tuple(x.detach() for x in there if x is not None)
 
             def compute(query: Tensor, key: Tensor, mask: Tensor | None = None) -> Any:
                 return [terms.of_call(replace(call, query=query, key=key, mask=mask))], None
@@ -117,7 +120,8 @@ class Heads:
             found = self._recipes.follow(name, compute, given)
             if found is not None:
                 return found[0][0]
-        return terms.of_call(call)
+        with Quiet(device):
+            return terms.of_call(call)
 
     def _here(self) -> tuple[Tap, int] | None:
         """The innermost call of a watched module in this thread, if it is recorded."""
@@ -147,10 +151,10 @@ class Heads:
         tap, call = here
         capture = self._capture
         phase = capture._pass().phase
-        with Quiet(heard.device):
-            raw = compute()
-            when = (phase, capture._step_of(phase))
-            entry = self._tallies.entry(f"attention/{tap.path}", when, lambda: _Entry(tap.path))
+        raw = compute()
+        when = (phase, capture._step_of(phase))
+        entry = self._tallies.entry(f"attention/{tap.path}", when, lambda: _Entry(tap.path))
+        with torch.no_grad():
             entry.put(raw)
             self._sketch(tap, call, heard)
         chosen = terms.sampling(length)
@@ -166,19 +170,19 @@ class Heads:
             return
         names = ("query", "key", "value", "output")
         there = [(name, x) for name in names if (x := getattr(heard, name)) is not None]
-        wholes = [self._in_heads(x.detach()) for _, x in there]
+        wholes = [_in_heads(x.detach(), tap) for _, x in there]
         slots = tuple((name, x.shape[1]) for (name, _), x in zip(there, wholes, strict=True))
         capture.collector.heads(tap, capture._pass(), call, slots, Slices(wholes))
 
-    def _in_heads(self, x: Tensor) -> Tensor:
-        """(B, H, ...). Heads that a module has put into its batch are told by its own number."""
-        here = self._here()
-        module: nn.Module | None = None if here is None else here[0].module()
-        count = getattr(module, "num_heads", None)
-        if x.dim() == 3 and isinstance(count, int) and count > 1 and x.shape[0] % count == 0:
+
+def _in_heads(x: Tensor, tap: Tap | None) -> Tensor:
+    """(B, H, ...). Heads that a module has put into its batch are told by its own number."""
+    if x.dim() == 3 and tap is not None:
+        count = getattr(tap.module(), "num_heads", None)
+        if isinstance(count, int) and count > 1 and x.shape[0] % count == 0:
             split: Tensor = x.unflatten(0, (-1, count))
             return split
-        return terms.heads_of(x)
+    return terms.heads_of(x)
 
 
 class _Pending:
