@@ -345,3 +345,17 @@ def test_what_was_seen_is_in_the_run(watching, model, optimizer):
     assert run.info["watch"]["recorded_steps"] == 3
     assert 0 < run.info["overhead"]["share"] < 1
     assert run.scalars()["value"].tolist() == [1.0]
+
+
+@pytest.mark.parametrize(("every", "recorded"), [(3, 3), (lambda _step: False, 7)])
+def test_steps_with_sketches_are_those_that_were_recorded(
+    watching, model, optimizer, every, recorded
+):
+    """Scalars are told of every step: they count where there is nothing else."""
+    watch, _ = watching(model, optimizer, every=every)
+    for i in range(7):
+        step(model, optimizer)
+        watch.log(loss=float(i))
+    watch.close()
+    steps = sonde.open(watch.path).info["steps"]
+    assert steps == {"first": 0, "last": 6, "recorded": recorded, "known": 7}

@@ -15,6 +15,7 @@ from sonde.demo.scenarios import HEALTHY
 from sonde.demo.torch.training import train
 
 STEPS = 12
+EVERY = 4
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -43,7 +44,7 @@ def demo(folder, *options):
 def healthy(tmp_path_factory):
     """The demo, shortened: its folder, and what was printed."""
     folder = tmp_path_factory.mktemp("healthy")
-    return folder, demo(folder, "--steps", f"{STEPS}", "--every", "4")
+    return folder, demo(folder, "--steps", f"{STEPS}", "--every", f"{EVERY}")
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,12 @@ def test_demo_ends_by_itself_and_leaves_a_run_that_show_describes(healthy, capsy
     assert main(["show", f"{folder}/runs/latest", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["info"]["status"] == "finished"
-    assert shown["info"]["steps"] == {"first": 0, "last": STEPS - 1, "recorded": STEPS}
+    assert shown["info"]["steps"] == {
+        "first": 0,
+        "last": STEPS - 1,
+        "recorded": STEPS // EVERY + 1,  # validation is recorded at the last
+        "known": STEPS,
+    }
     assert shown["info"]["config"]["user"]["scenario"]["name"] == "healthy"
     assert shown["non_finite"]["sites"] == 0
     assert f"step {STEPS}/{STEPS}" in told

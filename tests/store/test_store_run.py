@@ -231,7 +231,7 @@ def test_info_describes_the_run_in_plain_values(run, path):
     json.dumps(info)
     assert info["status"] == "finished"
     assert info["reason"] == "finished"
-    assert info["steps"] == {"first": 0, "last": 9, "recorded": 10}
+    assert info["steps"] == {"first": 0, "last": 9, "recorded": 10, "known": 10}
     assert info["config"]["every"] == 1
     assert "object" in info["config"]["odd"]
     assert info["versions"]["sonde"] == sonde.__version__

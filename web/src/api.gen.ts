@@ -215,6 +215,7 @@ export interface Notice {
 /**
  * All that a page needs to know of a run before it draws anything.
  *
+ * Of `known_steps` there is something, if only a scalar; `recorded_steps` have sketches.
  * `timeline` is the scalar to show as the reference signal. `kind` and `stat` are good first
  * choices for the overview. `graph` says whether data flow was recorded; `graph_note` what to say
  * about it.
@@ -229,6 +230,7 @@ export interface RunHeader {
   first_step: number | null;
   last_step: number | null;
   recorded_steps: number;
+  known_steps: number;
   records: number;
   size_bytes: number;
   phases: string[];

@@ -55,10 +55,15 @@ def _watch_info(record: AttemptRecord | None) -> dict[str, Any]:
 
 
 def _steps(run: Run) -> dict[str, Any]:
+    """The first and the last step of which anything is known, and of how many something is; and how
+    many were recorded: those with sketches, or all that are known where there is none."""
     rows = run._ask(
-        "select min(step) as first, max(step) as last, count(distinct step) as recorded from ("
-        "select distinct step from records where not replaced union all "
-        "select distinct step from numbers where not replaced)"
+        "with steps as (select distinct step, true as sketched from records where not replaced "
+        "union all select distinct step, false from numbers where not replaced), "
+        "known as (select step, bool_or(sketched) as sketched from steps group by step) "
+        "select min(step) as first, max(step) as last, "
+        "coalesce(nullif(count(*) filter (sketched), 0), count(*)) as recorded, "
+        "count(*) as known from known"
     )
     found: dict[str, Any] = rows.to_pylist()[0]
     return found

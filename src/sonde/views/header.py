@@ -49,6 +49,7 @@ def answer(subject: Subject, _question: RunQuestion) -> RunHeader:
         first_step=steps.get("first"),
         last_step=steps.get("last"),
         recorded_steps=int(steps.get("recorded") or 0),
+        known_steps=int(steps.get("known") or 0),
         records=int(info["records"]),
         size_bytes=int(info["size_bytes"]),
         phases=_phases(subject),

@@ -240,9 +240,9 @@ function span(first: number, last: number, cadence: number): Domain {
   return { from: first, to: Math.max(last, first) + cadence, cadence };
 }
 
-/** The usual distance between two recorded steps of a run. */
+/** The usual distance between two steps of which a run knows something. */
 function cadenceOf(about: RunHeader): number {
-  const { first_step: first, last_step: last, recorded_steps: n } = about;
+  const { first_step: first, last_step: last, known_steps: n } = about;
   if (first === null || last === null || n < 2) return 1;
   return Math.max(1, Math.round((last - first) / (n - 1)));
 }

@@ -13,7 +13,7 @@ export function StatusBar() {
     <footer class="statusbar">
       <output class="status-text" aria-live="off">
         {app.status.value ||
-          (!isRuns && about ? summary(about.recorded_steps, about.modules, about.model) : "")}
+          (!isRuns && about ? summary(about.known_steps, about.modules, about.model) : "")}
       </output>
       <span class="stretch" />
       {!isRuns && (

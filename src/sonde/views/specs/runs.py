@@ -98,6 +98,7 @@ class Notice:
 class RunHeader:
     """All that a page needs to know of a run before it draws anything.
 
+    Of `known_steps` there is something, if only a scalar; `recorded_steps` have sketches.
     `timeline` is the scalar to show as the reference signal. `kind` and `stat` are good first
     choices for the overview. `graph` says whether data flow was recorded; `graph_note` what to say
     about it.
@@ -112,6 +113,7 @@ class RunHeader:
     first_step: int | None
     last_step: int | None
     recorded_steps: int
+    known_steps: int
     records: int
     size_bytes: int
     phases: tuple[str, ...]
