@@ -1,12 +1,17 @@
 """When the drain works: in one go for several steps, at once for whoever needs it."""
 
 import threading
+from contextlib import nullcontext
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 from sonde.capture import drain as draining
 from sonde.capture.drain import Drain, End, Part
 from sonde.capture.rows import Window
+from sonde.capture.torch.cuda import _CudaRows
 from sonde.kernels import row
 from sonde.sketch import take
 
@@ -90,3 +95,18 @@ def test_without_being_woken_it_goes_on_after_its_rest(memory, monkeypatch):
     for step in range(3):
         assert put(drain, step, can_wait=True).read.wait(SOON_S)
     drain.close("finished", SOON_S)
+
+
+@pytest.mark.parametrize(("row_index", "is_there"), [(255, True), (256, False)])
+def test_a_place_for_rows_of_a_gpu_is_free_again_whether_it_could_be_read_or_not(
+    row_index, is_there
+):
+    """Of the memory that they are brought to; here nobody has to wait until they are there."""
+    table = row.new_table(512)  # it once held more
+    arrived = SimpleNamespace(synchronize=lambda: None)
+    memory = torch.from_numpy(table).flatten().view(torch.uint8)
+    place = SimpleNamespace(arrived=arrived, memory=memory, is_busy=True)
+    rows = _CudaRows(place, 256 * row.ROW_BYTES, can_wait=True)
+    with nullcontext() if is_there else pytest.raises(ValueError, match="between 0 and 255"):
+        assert len(rows.sketches(np.array([3, row_index])).counts) == 2
+    assert not place.is_busy

@@ -260,16 +260,16 @@ class _CudaRows:
         self.can_wait = can_wait
 
     def sketches(self, rows: NDArray[np.int64]) -> Sketches:
-        self._place.arrived.synchronize()  # sleeps, and lets other threads run
-        with torch._C._DisableFuncTorch():
-            table = self._place.memory.numpy()[: self.size_bytes].view(np.int64)
-        table = table.reshape(-1, row.WORDS)
-        if c.available():
-            found = c.pack(table, rows, empties=False)
-        else:
-            found = take(row.unpack(table), rows)
-        self._place.is_busy = False
-        return found
+        try:
+            self._place.arrived.synchronize()  # sleeps, and lets other threads run
+            with torch._C._DisableFuncTorch():
+                table = self._place.memory.numpy()[: self.size_bytes].view(np.int64)
+            table = table.reshape(-1, row.WORDS)
+            if c.available():
+                return c.pack(table, rows, empties=False)
+            return take(row.unpack(table), rows)
+        finally:
+            self._place.is_busy = False
 
 
 class _Stretches:
