@@ -124,6 +124,12 @@ def test_quantiles_are_those_of_the_run(told, subject):
             assert heat.values[i, j] == np.float32(known)
 
 
+def test_a_note_says_how_many_steps_were_recorded_between_which(subject):
+    told = f"{len(STEPS)} steps recorded, from {STEPS[0]} to {STEPS[-1]}"
+    assert told in asked(subject, "heat", kind="param_grad", stat="rms").notes
+    assert told in asked(subject, "heat", kind="param_grad", stat="rms", columns=8).notes
+
+
 def test_quantiles_of_wide_columns_are_those_of_their_last_step(subject):
     heat = asked(subject, "heat", kind="param_grad", stat="median", columns=8)
     assert f"each column = the last of {heat.columns.stride} steps" in heat.notes

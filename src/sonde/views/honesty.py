@@ -50,9 +50,9 @@ def step_notes(grid: Grid, aggregate: str | None, rank: int | None) -> list[str]
     """How many steps are behind a drawing, and what became of those that share a column."""
     notes = []
     if len(grid.steps):
-        span = int(grid.steps[-1] - grid.steps[0]) + 1
-        if grid.from_step is None and grid.recorded < span:
-            notes.append(f"{grid.recorded:,} of {span:,} steps recorded")
+        first, last = int(grid.steps[0]), int(grid.steps[-1])
+        if grid.from_step is None and grid.recorded <= last - first:
+            notes.append(f"{grid.recorded:,} steps recorded, from {first:,} to {last:,}")
         elif grid.from_step is None:
             notes.append(f"{grid.recorded:,} {'step' if grid.recorded == 1 else 'steps'}")
     if grid.stride > 1:
