@@ -18,14 +18,7 @@ import sonde
 from sonde.capture.torch import compiled, operators, session
 from sonde.capture.torch.tables import HostTable
 
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    counters.clear()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def graphs():

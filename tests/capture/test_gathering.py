@@ -21,17 +21,13 @@ from sonde.capture.torch.passes import quick_path
 from sonde.capture.torch.session import Capture
 from sonde.kernels import cuda
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"),
-    reason="this torch does not tell C what tensors are, so there is no quick path",
-)
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = [
+    pytest.mark.usefixtures("fresh_compiler"),
+    pytest.mark.skipif(
+        not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"),
+        reason="this torch does not tell C what tensors are, so there is no quick path",
+    ),
+]
 
 
 # -- the graph -----------------------------------------------------------------------------------

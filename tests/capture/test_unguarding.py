@@ -8,14 +8,7 @@ from torch._dynamo.utils import counters
 from sonde.capture.torch import compiled
 from sonde.capture.torch.unguarding import _hooked, unguard
 
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    counters.clear()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 class Net(nn.Module):

@@ -206,7 +206,8 @@ class Recorder:
         self._slices.pop(id(spots), None)
         if self.capturing is None and bundle is not None and len(bundle.shares) == 1:
             share = bundle.shares[0]
-            if not bundle.odd and share.rows.table.kernel == "cuda":  # type: ignore[attr-defined]
+            table: Sketcher = share.rows.table  # type: ignore[assignment]
+            if not bundle.odd and table.kernel == "cuda":
                 self._slices[id(spots)] = Known(spots, share, slices)
 
     def _refit(self, bundle: Bundle, tensors: Sequence[Tensor]) -> bool:
