@@ -168,8 +168,8 @@ class Heads:
         capture = self._capture
         if "attach" not in capture.plan.kinds or capture.collector.too_many(tap, call):
             return
-        names = ("query", "key", "value", "output")
-        there = [(name, x) for name in names if (x := getattr(heard, name)) is not None]
+        parts = ("query", "key", "value", "output")
+        there = [(name, x) for name in parts if (x := getattr(heard, name)) is not None]
         wholes = [_in_heads(x.detach(), tap) for _, x in there]
         slots = tuple((name, x.shape[1]) for (name, _), x in zip(there, wholes, strict=True))
         capture.collector.heads(tap, capture._pass(), call, slots, Slices(wholes))

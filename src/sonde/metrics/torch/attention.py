@@ -196,9 +196,9 @@ def _pieces(chosen: Sampling, most: int, pieces: int = 1) -> Iterator[slice]:
     """The sampled queries, about as many at a time: in so many pieces, or in more if one has more
     than the most."""
     rows = chosen.rows
-    n = math.ceil(len(rows) / max(pieces, math.ceil(len(rows) / most), 1))
-    for i in range(0, len(rows), max(n, 1)):
-        piece = rows[i : i + max(n, 1)]
+    n = max(1, math.ceil(len(rows) / max(pieces, math.ceil(len(rows) / most))))
+    for i in range(0, len(rows), n):
+        piece = rows[i : i + n]
         yield slice(piece.start, piece[-1] + 1, piece.step)
 
 
