@@ -38,3 +38,12 @@ test("the built page is small, and loads nothing from elsewhere", () => {
   const html = readFileSync(join(BUILT, "index.html"), "utf8");
   expect(html).not.toMatch(/<style|style=|onload|<script>|\/\//);
 });
+
+test("styles lie beside the view they dress, and each is part of the page once", () => {
+  const index = readFileSync(join(SOURCE, "style.css"), "utf8");
+  const imported = [...index.matchAll(/@import "\.\/views\/(\w+)\.css"/g)].map((found) => found[1]);
+  const views = readdirSync(join(SOURCE, "views"));
+  const there = views.filter((name) => name.endsWith(".css")).map((name) => name.slice(0, -4));
+  expect([...imported].sort()).toEqual([...there].sort());
+  for (const name of there) expect(views).toContain(`${name}.tsx`);
+});
