@@ -32,6 +32,7 @@ from sonde.capture.drain import Drain
 from sonde.capture.plan import Every, Plan, kinds_of, phases_of, schedule_of, selector_of
 from sonde.record import Sink
 from sonde.store import Writer
+from sonde.store.locations import check_name
 
 if TYPE_CHECKING:
     from sonde.capture.torch import Session
@@ -73,7 +74,8 @@ def watch(
         log: Kinds to record, or a preset: `default`, `activations`, `gradients`, `parameters`,
             `all`.
         dir: Folder of runs.
-        name: Name of the run; the time and four random characters if not given.
+        name: Name of the run, a new folder in `dir`; the time and four random characters if not
+            given.
         include: What to record: globs on paths, `re:` regular expressions, module types, a function
             `(path, module) -> bool`, or several of these. Parameters follow their module, or go by
             their own full name.
@@ -449,6 +451,9 @@ def _run_path(
     """Where the run goes, and its first step."""
     if step is not None and step < 0:
         raise SondeError(f"`step` must be 0 or more, got {step}.")
+    folder = Path(os.path.abspath(folder.expanduser()))
+    if name is not None:
+        name = check_name(name, resume=resume)
     if not resume:
         stamp = datetime.now(UTC).astimezone().strftime("%Y%m%d-%H%M%S")
         return folder / (name or f"{stamp}-{secrets.token_hex(2)}"), step or 0

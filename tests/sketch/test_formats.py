@@ -6,9 +6,11 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sonde import SondeError
 from sonde.kernels.reference import sketch
 from sonde.sketch import FORMATS
 
@@ -104,10 +106,39 @@ def test_zeros_and_nonfinite_values_lose_nothing():
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, 3.0, math.nan])
 def test_a_scale_that_is_no_power_of_two_is_refused(scale):
-    with pytest.raises(ValueError, match="power of two"):
+    with pytest.raises(SondeError, match="power of two"):
         sketch([1.0]).loss("e4m3", scale)
 
 
 def test_an_unknown_format_is_named_in_the_error():
-    with pytest.raises(ValueError, match=r"Unknown number format `int4`.*bfloat16"):
+    with pytest.raises(SondeError, match=r"Unknown number format `int4`.*bfloat16"):
         sketch([1.0]).loss("int4")
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        *((a, "float8_e5m2") for a in ("fp8_e5m2", "float8_e5m2", "e5m2", "f8e5m2", "FP8_E5M2")),
+        *((a, "float8_e4m3fn") for a in ("fp8_e4m3", "fp8_e4m3fn", "e4m3", "e4m3fn", "f8e4m3fn")),
+        *((a, "float8_e4m3fnuz") for a in ("fp8_e4m3fnuz", "e4m3fnuz")),
+        *((a, "bfloat16") for a in ("bf16", "bfloat16", "BFloat16", "torch.bfloat16")),
+        *((a, "float16") for a in ("fp16", "half", "f16", "torch.half", np.float16)),
+        *((a, "float16") for a in (np.dtype("float16"), torch.float16)),
+        *((a, "float32") for a in ("fp32", "f32", "single", "float", torch.float32)),
+        (torch.float8_e5m2, "float8_e5m2"),
+        (torch.float8_e4m3fnuz, "float8_e4m3fnuz"),
+        (ml_dtypes.float8_e3m4, "float8_e3m4"),
+        *((a, "float4_e2m1fn") for a in ("fp4", "e2m1", "fp4_e2m1", "mxfp4", "nvfp4")),
+        *((a, "float6_e3m2fn") for a in ("fp6_e3m2", "e3m2")),
+        *((a, "float8_e8m0fnu") for a in ("e8m0", "fp8_e8m0", torch.float8_e8m0fnu)),
+    ],
+)
+def test_the_usual_names_of_a_format_are_taken(alias, name):
+    x = sketch(np.array([1e-9, 1e-3, 1.0, 1e6], np.float32))
+    assert x.loss(alias) == x.loss(name)
+
+
+@pytest.mark.parametrize("name", ["fp8", "int4", "", "e9m9", 8, None])
+def test_an_unknown_format_lists_the_names_that_are_taken(name):
+    with pytest.raises(SondeError, match=r"number format.*bfloat16.*float8_e4m3fn.*e5m2"):
+        sketch(np.ones(3, np.float32)).loss(name)

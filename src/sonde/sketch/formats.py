@@ -8,12 +8,14 @@ needs numpy alone.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sonde._errors import SondeError
 from sonde.sketch import bins as _bins
 
 
@@ -52,14 +54,22 @@ FORMATS: Final[dict[str, Format]] = {
 }
 
 _ALIASES: Final = {
-    "fp32": "float32",
-    "bf16": "bfloat16",
-    "fp16": "float16",
+    "float": "float32",
+    "single": "float32",
     "half": "float16",
-    "e4m3": "float8_e4m3fn",
-    "e5m2": "float8_e5m2",
-    "fp4": "float4_e2m1fn",
+    "float8_e4m3": "float8_e4m3fn",
+    "float8_e8m0": "float8_e8m0fnu",
+    "float6_e2m3": "float6_e2m3fn",
+    "float6_e3m2": "float6_e3m2fn",
+    "float4": "float4_e2m1fn",
+    "float4_e2m1": "float4_e2m1fn",
+    "mxfp4": "float4_e2m1fn",
+    "nvfp4": "float4_e2m1fn",
 }
+"""Names besides those that `_spelled_out` gives. `float8_e4m3` itself is a format of `ml_dtypes`
+and stands for it; `e4m3` and `fp8_e4m3` are what everybody else calls `float8_e4m3fn`."""
+
+_BITS: Final = {"e2m1": 4, "e2m3": 6, "e3m2": 6}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +85,42 @@ class Loss:
     overflow: float
 
 
-def format_named(name: str) -> Format:
-    """The format of that name (`float8_e4m3fn`) or common short name (`e4m3`, `bf16`)."""
-    found = FORMATS.get(_ALIASES.get(name, name))
+def format_named(name: object) -> Format:
+    """The format with that name, in any usual spelling: `float8_e5m2`, `fp8_e5m2`, `e5m2`, `bf16`,
+    `half`; or a dtype of torch, numpy or `ml_dtypes`.
+
+    Raises:
+        SondeError: If there is no such format.
+    """
+    given = name.__name__ if isinstance(name, type) else str(name)
+    found = FORMATS.get(given.removeprefix("torch."))
     if found is None:
-        known = ", ".join(FORMATS)
-        raise ValueError(f"Unknown number format `{name}`. Known are: {known}.")
+        spelled = _spelled_out(given)
+        found = FORMATS.get(_ALIASES.get(spelled, spelled))
+    if found is None:
+        raise SondeError(
+            f"Unknown number format `{given}`. Known are: {', '.join(FORMATS)}; short names such "
+            "as `bf16`, `half`, `e4m3`, `fp8_e5m2`; and dtypes."
+        )
     return found
+
+
+def _spelled_out(name: str) -> str:
+    """A short name (`fp8_e5m2`, `e5m2`, `f8e5m2`, `bf16`) the long way: `float8_e5m2`."""
+    plain = name.lower().strip().replace("-", "_").rpartition(".")[2]
+    if re.match(r"e\d+m\d+", plain):
+        return f"float{_BITS.get(plain[:4], 8)}_{plain}"
+    parts = re.fullmatch(r"(b?)(?:float|fp|f)(\d+)_?(e\d+m\d+.*)?", plain)
+    if parts is None:
+        return plain
+    brain, bits, layout = parts.groups()
+    return f"{brain}float{bits}_{layout}" if layout else f"{brain}float{bits}"
 
 
 def loss(
     bins: NDArray[np.int64],
     known: _bins.Known,
-    name: str,
+    name: object,
     scale: float = 1.0,
     *,
     max_abs: float,
@@ -104,7 +137,7 @@ def loss(
     that small.
     """
     if not (scale > 0 and math.frexp(scale)[0] == 0.5):
-        raise ValueError(f"`scale` must be a power of two, got {scale}.")
+        raise SondeError(f"`scale` must be a power of two, got {scale}.")
     form = format_named(name)
     beyond = sum(_bins.beyond(bins, known))
     n = int(_bins.magnitudes(bins).sum()) + beyond - known.zeros

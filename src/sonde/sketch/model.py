@@ -208,8 +208,12 @@ class Sketch:
             exponents[cut], counts[cut], self.zeros, self.nans, self.pos_infs, self.neg_infs
         )
 
-    def loss(self, format: str, scale: float = 1.0) -> _formats.Loss:
-        """Share of non-zero values that would underflow, turn subnormal or overflow in a format."""
+    def loss(self, format: object, scale: float = 1.0) -> _formats.Loss:
+        """Share of non-zero values that would underflow, turn subnormal or overflow in a format.
+
+        `format` is a name in any usual spelling (`float8_e5m2`, `fp8_e5m2`, `e5m2`, `bf16`) or a
+        dtype. Values are multiplied by `scale`, a power of two, first.
+        """
         return _formats.loss(
             self.bins, self._known, format, scale, max_abs=self.max_abs, min_abs=self.min_abs
         )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import time
+import unicodedata
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sonde._errors import RunError
+from sonde._errors import RunError, SondeError
 from sonde.store import documents, provenance
 from sonde.store.documents import DamagedError, Document
 from sonde.store.files import Files, publish
@@ -18,6 +20,9 @@ from sonde.store.tables import FORMAT_VERSION
 
 RUN_FILE: Final = "run.json"
 LATEST: Final = "latest"
+
+_LONGEST_NAME_BYTES: Final = 255
+"""What common file systems allow."""
 
 _MAJOR: Final = int(FORMAT_VERSION.split(".")[0])
 
@@ -62,6 +67,38 @@ def create(files: Files, path: str, config: Mapping[str, object]) -> Document:
                 "Choose a directory that is writable and has space."
             ) from error
     return _own_run_file(root, path)
+
+
+def check_name(name: object, *, resume: bool = False) -> str:
+    """The name of a run, if it can be one: a single folder inside the folder of runs.
+
+    `latest` stands for the newest run, so it can only be resumed.
+    """
+    problem = _problem_of(name, resume=resume)
+    if problem is not None:
+        raise SondeError(
+            f"`name` {problem}, got {name!r}. It names one new folder inside `dir`. "
+            "To write somewhere else, pass `dir`."
+        )
+    return str(name)
+
+
+def _problem_of(name: object, *, resume: bool) -> str | None:
+    if not isinstance(name, str):
+        return "must be a string"
+    if not name.strip():
+        return "must not be empty"
+    if "/" in name or "\\" in name or re.match("[A-Za-z]:", name):
+        return "must not be a path"
+    if name.startswith("."):
+        return "must not begin with a dot"
+    if any(unicodedata.category(c) in {"Cc", "Cs", "Zl", "Zp"} for c in name):
+        return "must not contain control characters"
+    if len(name.encode()) > _LONGEST_NAME_BYTES:
+        return f"must have at most {_LONGEST_NAME_BYTES} bytes"
+    if name == LATEST and not resume:
+        return f"must not be `{LATEST}`, which stands for the newest run"
+    return None
 
 
 def read_run_file(root: str) -> Document:

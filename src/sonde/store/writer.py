@@ -392,8 +392,8 @@ def _begin(
     before = attempts.names(root)
     if resume_from_step is None and any(a.rank == rank for a in before):
         raise RunError(
-            f"`{root}` already holds a run of rank {rank}. "
-            "Choose another directory, or say from which step to go on: `resume_from_step=...`."
+            f"There is already a run of rank {rank} in `{root}`. "
+            "Choose another `name`, or continue that run with `resume=True`."
         )
     try:
         files.mkdir(os.path.join(root, attempts.FOLDER))

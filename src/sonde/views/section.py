@@ -8,7 +8,6 @@ from typing import Final
 
 import numpy as np
 
-from sonde._errors import SondeError
 from sonde.sketch import STATISTICS, Sketch, statistic
 from sonde.sketch.formats import format_named
 from sonde.store.selection import Selection
@@ -106,10 +105,7 @@ def _statistics(sketch: Sketch) -> tuple[Named, ...]:
 
 
 def _loss(sketch: Sketch, name: str) -> FormatLoss:
-    try:
-        found = format_named(name)
-    except ValueError as error:
-        raise SondeError(str(error)) from None
+    found = format_named(name)
     loss = sketch.loss(found.name)
     return FormatLoss(
         name=found.name,
