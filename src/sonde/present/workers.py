@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+
+from sonde import _python
 
 _MAX_WAITING: Final = 64
 _GRACE_S: Final = 1.0
@@ -102,13 +102,10 @@ class Worker:
     async def _running(self) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "sonde.present.worker",
-                self._folder,
+                *_python.command("sonde.present.worker", self._folder),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                env={**os.environ, **_ENVIRONMENT},
+                env=_python.environment(**_ENVIRONMENT),
                 start_new_session=True,  # Ctrl-C is for the server; it ends its workers itself
             )
         return self._process

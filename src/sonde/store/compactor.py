@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
+from sonde import _python
 from sonde.store.tables import TABLES
 
 BLOCK: Final = 64
@@ -17,10 +18,9 @@ class Compactor:
     """Starts `sonde compact` for a rank when another block is complete, one process at a time."""
 
     def __init__(self, root: str, rank: int) -> None:
-        self._command = [
-            *(sys.executable, "-P", "-m", "sonde", "compact", root),
-            *("--rank", str(rank), "--background"),
-        ]
+        self._command = _python.command(
+            "sonde", "compact", root, "--rank", str(rank), "--background"
+        )
         self._blocks: dict[str, int] = {}
         self._is_wanted = False
         self._process: subprocess.Popen[bytes] | None = None
@@ -53,6 +53,7 @@ class Compactor:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
                 close_fds=True,
+                env=_python.environment(),
             )
         except Exception:
             self._process = None  # an optimisation, not a need: the next block tries again

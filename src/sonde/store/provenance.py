@@ -19,6 +19,15 @@ from sonde._version import VERSION
 _REPORTED: Final = ("numpy", "torch", "jax", "flax", "transformers", "lightning", "accelerate")
 _SECRET: Final = re.compile(r"token|secret|passw|api[-_]?key|credential", re.IGNORECASE)
 _GIT_TIMEOUT_S: Final = 2.0
+_NO_COMMANDS: Final = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
+"""The folder may be a stranger's, and its `.git/config` names commands: none of them is run."""
+
+_GIT_ENVIRONMENT: Final = {
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_ALLOW_PROTOCOL": "none",  # for git before 2.45: a fetch would run `uploadpack`
+}
+_FILTER: Final = re.compile(r"(local|worktree)\s+filter\.", re.IGNORECASE)
 
 
 def versions() -> dict[str, str]:
@@ -53,9 +62,7 @@ def git() -> dict[str, object] | None:
     found = _git("rev-parse", "HEAD", "--abbrev-ref", "HEAD")
     if found is None or len(found) != 2:
         return None
-    changes = _git("status", "--porcelain", "--untracked-files=no")
-    is_dirty = None if changes is None else bool(changes)
-    return {"commit": found[0], "branch": found[1], "is_dirty": is_dirty}
+    return {"commit": found[0], "branch": found[1], "is_dirty": _is_dirty()}
 
 
 def host() -> dict[str, object]:
@@ -108,16 +115,28 @@ def process_start(pid: int) -> str | None:
     return ""
 
 
+def _is_dirty() -> bool | None:
+    """Whether tracked files were changed; None if finding out would run a command of the folder.
+
+    A repository can name filters in its own configuration, and git runs them to compare files.
+    """
+    settings = _git("config", "--list", "--show-scope", "--name-only")
+    if settings is None or any(_FILTER.match(setting) for setting in settings):
+        return None
+    changes = _git("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty")
+    return None if changes is None else bool(changes)
+
+
 def _git(*arguments: str) -> list[str] | None:
     try:
         done = subprocess.run(
-            ["git", *arguments],
+            ["git", *_NO_COMMANDS, *arguments],
             capture_output=True,
             text=True,
             timeout=_GIT_TIMEOUT_S,
             check=True,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            env={**os.environ, **_GIT_ENVIRONMENT},
         )
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
