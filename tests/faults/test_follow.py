@@ -53,7 +53,7 @@ def read_stock(path):
             query = f"select count(*), count(distinct (step, name)) from '{pattern}'"
             rows = duckdb.connect().execute(query).fetchone()
             assert rows[0] == rows[1]
-            frame = pl.read_parquet(pattern)
+            frame = pl.read_parquet(pattern, hive_partitioning=False)
             assert (frame["count"] == 1000 * frame["step"] + frame["count"] % 1000).all()
             seen.append((rows[0], len(frame)))
         except (duckdb.IOException, FileNotFoundError, pl.exceptions.ComputeError, OSError):
@@ -122,7 +122,8 @@ def test_stock_readers_read_a_finished_run_as_it_lies(tmp_path):
     assert read_stock(path) == [(70 * N_SITES, 70 * N_SITES)]
     import pyarrow.dataset as ds
 
-    assert ds.dataset(path / "stats", format="parquet").count_rows() == 70 * N_SITES
+    rows = ds.dataset(path / "stats", format="parquet", partitioning=None)
+    assert rows.count_rows() == 70 * N_SITES
     sums = duckdb.sql(
         f"select sum(list_sum(bin_counts)), sum(count) from '{path}/stats/*/*.parquet'"
     )

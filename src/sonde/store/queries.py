@@ -233,7 +233,8 @@ def _select(table: Table, segments: list[Segment], replaced: str | None) -> str 
     if replaced is not None:
         columns.append(f"({replaced}) as replaced")
     files = ", ".join(_quote(_literal(s.path)) for s in segments)
-    options = ", union_by_name = true" if differ else ""
+    # Without this a folder above the run that is named `step=100` would overwrite the column.
+    options = ", hive_partitioning = false" + (", union_by_name = true" if differ else "")
     return f"select {', '.join(columns)} from read_parquet([{files}]{options})"
 
 
