@@ -126,29 +126,26 @@ def watch(
     }
     path, first = _run_path(Path(dir), name, resume=resume, step=step)
     voice = _Voice()
-    writer = Writer(
-        path,
-        rank=_from_environment("RANK", rank, 0),
-        world_size=_from_environment("WORLD_SIZE", world_size, 1),
-        config={"watch": described, "user": config},
-        resume_from_step=first if resume else None,
-        flush_s=flush_s,
-        on_problem=voice.warn,
-    )
-    drain = Drain([writer, *sinks])
+    drain = Drain()
+    session = torch.Session(model, optimizers, plan, budget or schedule, drain, step=first)
     try:
-        session = torch.Session(model, optimizers, plan, budget or schedule, drain, step=first)
-    except BaseException as error:
-        drain.close(f"failed: {type(error).__name__}", _CLOSE_TIMEOUT_S)
+        if reference is not None:
+            session.set_reference(reference)
+        # Last: a watch that fails leaves no run behind.
+        writer = Writer(
+            path,
+            rank=_from_environment("RANK", rank, 0),
+            world_size=_from_environment("WORLD_SIZE", world_size, 1),
+            config={"watch": described, "user": config},
+            resume_from_step=first if resume else None,
+            flush_s=flush_s,
+            on_problem=voice.warn,
+        )
+    except BaseException:
+        session.close()
         raise
-    made = Watch(session, drain, writer, voice, every, budget)
-    if reference is not None:
-        try:
-            made.set_reference(reference)
-        except BaseException as error:
-            made.close(f"failed: {type(error).__name__}")
-            raise
-    return made
+    drain.start([writer, *sinks])
+    return Watch(session, drain, writer, voice, every, budget)
 
 
 def unwatch(model: Any) -> None:
@@ -335,9 +332,7 @@ class Watch:
         if self._is_off():
             return
         assert self._session is not None
-        from sonde.capture.torch import adding
-
-        adding.set_reference(self._session.observer, model, device=device, run=run)
+        self._session.set_reference(model, device=device, run=run)
 
     def metrics(self, step: int | None = None) -> dict[str, float]:
         """Metrics and scalars of a step that has ended, the last one by default, as a flat dict for

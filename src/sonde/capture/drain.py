@@ -92,18 +92,19 @@ Job = Part | End | Numbers | Later | Event | GraphPart | NewSink | _Barrier
 class Drain:
     """Takes jobs from the training thread; feeds the sinks from its own.
 
-    `after_step` is called in the drain's thread when a step has gone out.
+    Without sinks, jobs wait until `start`. `after_step` is called in the drain's thread when a step
+    has gone out.
     """
 
     def __init__(
         self,
-        sinks: Sequence[Sink],
+        sinks: Sequence[Sink] | None = None,
         *,
         capacity_bytes: int = 512 << 20,
         after_step: Callable[[], None] = lambda: None,
     ) -> None:
         self.after_step = after_step
-        self._sinks = list(sinks)
+        self._sinks: list[Sink] = []
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._capacity_bytes = capacity_bytes
         self._given_bytes = 0
@@ -113,6 +114,12 @@ class Drain:
         self._layout: _Layout | None = None
         self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sonde-drain", daemon=True)
+        if sinks is not None:
+            self.start(sinks)
+
+    def start(self, sinks: Sequence[Sink]) -> None:
+        """Feed these sinks from now on, with the jobs that wait first."""
+        self._sinks = list(sinks)
         self._thread.start()
 
     @property

@@ -13,7 +13,7 @@ from sonde._errors import SondeError
 from sonde.capture import active
 from sonde.capture.drain import Drain, Numbers
 from sonde.capture.plan import Plan, Schedule
-from sonde.capture.torch import arrivals, naming, patches
+from sonde.capture.torch import adding, arrivals, naming, patches
 from sonde.capture.torch.observing import Observer
 from sonde.capture.torch.optimizers import Optimizers
 from sonde.capture.torch.session import Capture
@@ -53,7 +53,11 @@ class Session:
         self.capture = Capture(model, plan, schedule, drain, step=step)
         self.observer = Observer(self.capture)
         self.has_optimizer = bool(optimizers)
-        self._optimizers = Optimizers(self.capture, optimizers)
+        try:
+            self._optimizers = Optimizers(self.capture, optimizers)
+        except BaseException:
+            self.capture.close()
+            raise
         if not optimizers:
             self.capture.begun = self._optimizers.begin_by_hand
         patches.listen(self._optimizers)
@@ -106,6 +110,10 @@ class Session:
                 Numbers(label, phase, list(numbers), where, list(numbers.values()))
             )
 
+    def set_reference(self, model: object, *, device: Any = None, run: bool = True) -> None:
+        """Compare with this model from now on."""
+        adding.set_reference(self.observer, model, device=device, run=run)
+
     def end_by_hand(self) -> None:
         """`watch.step()`: the step ends now."""
         self._optimizers.end_by_hand()
@@ -131,15 +139,26 @@ def _selects_any(model: nn.Module, plan: Plan) -> bool:
 
 
 def _optimizer(given: Any) -> Optimizer:
-    """An optimizer, or what a scheduler-like wrapper keeps as `.optimizer`."""
-    if isinstance(given, Optimizer):
+    """The optimizer that runs the hooks: this one, or what a wrapper keeps as `.optimizer`."""
+    inner = None if isinstance(given, type) else getattr(given, "optimizer", None)
+    own, inners = _hooks_of(given), _hooks_of(inner)
+    # Accelerate's wrapper has no hooks; that of Fabric shows those of the optimizer in it.
+    if isinstance(given, Optimizer) and own is not None and own is not inners:
         return given
-    inner = getattr(given, "optimizer", None)
-    if isinstance(inner, Optimizer):
-        return inner
+    if inner is not None and inner is not given:
+        return _optimizer(inner)
+    if isinstance(given, Optimizer):
+        raise SondeError(
+            f"The optimizer {_described(given)} has no hooks: it never called "
+            "`torch.optim.Optimizer.__init__`. Pass the optimizer that it uses."
+        )
     raise SondeError(
         f"`optimizer` must be a torch.optim.Optimizer or a list of them, got {_described(given)}."
     )
+
+
+def _hooks_of(optimizer: Any) -> object:
+    return getattr(optimizer, "_optimizer_step_pre_hooks", None)
 
 
 def _described(given: object) -> str:

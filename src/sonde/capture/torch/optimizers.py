@@ -114,14 +114,14 @@ class Optimizers:
         self._version = -1
         self._without_orphans: tuple[int, bytes] | None = None
         self.meter = None if capture.model is None else meter_for(capture.model)
-        self._handles = [
-            handle
-            for optimizer in optimizers
-            for handle in (
-                optimizer.register_step_pre_hook(self._pre),
-                optimizer.register_step_post_hook(self._post),
-            )
-        ]
+        self._handles: list[Any] = []
+        try:
+            for optimizer in optimizers:
+                self._handles.append(optimizer.register_step_pre_hook(self._pre))
+                self._handles.append(optimizer.register_step_post_hook(self._post))
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         for handle in self._handles:

@@ -106,7 +106,7 @@ class Capture:
         self.graphs = Graphs(self)
         self._graph = graphing.taker(model, drain, self.troubles, plan.max_calls)
         self._begin()
-        self.taps.scan(self.root)
+        self.taps.start(self.root)
 
     # -- what the owner asks for ---------------------------------------------------------------
 

@@ -41,6 +41,14 @@ class Taps:
                     "recompiled", "code that may be of a model without hooks is compiled again"
                 )
 
+    def start(self, root: nn.Module | None) -> None:
+        """Hook the modules for the first time: all of them, or none if that fails."""
+        try:
+            self.scan(root)
+        except BaseException:
+            self.remove()
+            raise
+
     def scan(self, root: nn.Module | None) -> None:
         """Hook the modules that are new, let go of those that are gone."""
         structure = self._structure
