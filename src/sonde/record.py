@@ -35,6 +35,12 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 PARAMETER_KINDS: Final[frozenset[Kind]] = frozenset({"param", "param_grad", "update", "optim"})
 """Kinds whose site is a parameter: `module` is its owner, `slot` begins with its own name."""
 
+FINAL: Final = "final"
+
+STAGES: Final[tuple[str, ...]] = (FINAL, "before_clip")
+"""Stages of a tensor in a step: as it was used, and as it was before clipping. Questions are about
+the last stage unless another one is asked for."""
+
 COUNTS: Final = ("count", "zeros", "nans", "pos_infs", "neg_infs", "subnormals")
 SUMS: Final = ("sum", "sum_abs", "sum_sq", "sum_4")
 EXTREMA: Final = ("min", "max", "min_abs")
@@ -48,7 +54,8 @@ class Site:
 
     `module` is the canonical dotted path, `""` for the root. `slot` is the path into a nested value
     (`0`, `1.key`, `logits`), a parameter's own name (`weight`), a parameter's name and state
-    (`weight/exp_avg`), or the name given to an attached tensor.
+    (`weight/exp_avg`), or the name given to an attached tensor. The slot of an earlier stage of a
+    gradient ends in its name (`weight/before_clip`).
     """
 
     module: str
@@ -68,6 +75,15 @@ class Site:
         if self.kind not in PARAMETER_KINDS:
             return self.module
         return f"{self.module}.{self.slot}" if self.module else self.slot
+
+    @property
+    def stage(self) -> str:
+        """One of `STAGES`: `final`, or `before_clip` for a gradient before it was clipped."""
+        if self.kind == "param_grad":
+            for stage in STAGES[1:]:
+                if self.slot.endswith(f"/{stage}"):
+                    return stage
+        return FINAL
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,7 @@ def _sites(run: Run) -> list[dict[str, Any]]:
             select * from stats qualify row_number() over (
                 partition by name order by phase <> 'train', step desc) = 1
         ) t on s.name = t.name
+        where s.stage = 'final'
         """,
         frame="arrow",
     )

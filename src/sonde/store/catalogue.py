@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from sonde._errors import SondeError
-from sonde.record import KINDS, Site
+from sonde.record import FINAL, KINDS, STAGES, Site
 
 Kinds = str | Sequence[str] | None
 
@@ -39,7 +39,9 @@ class Catalogue:
         """Position of each site by name."""
         return {site.name: i for i, site in enumerate(self.sites)}
 
-    def select(self, pattern: str = "*", kind: Kinds = None) -> list[Site]:
+    def select(
+        self, pattern: str = "*", kind: Kinds = None, stage: str | None = FINAL
+    ) -> list[Site]:
         """Sites whose path matches a glob (`*` also spans dots) or `re:...`, of the given kinds.
 
         The path of a parameter is its full name (`fc.weight`), of all others the module's path. If
@@ -48,8 +50,14 @@ class Catalogue:
         """
         kinds = self.kinds(kind)
         matches = _matcher(pattern)
-        of_kind = [site for site in self.sites if kinds is None or site.kind in kinds]
-        found = [site for site in of_kind if matches(site.path)]
+        check_stage(stage)
+        of_kind = [
+            site
+            for site in self.sites
+            if (kinds is None or site.kind in kinds)
+            and (stage in {None, site.stage} or _is_asked_for(site, stage, pattern))
+        ]
+        found = [site for site in of_kind if matches(site.path) or matches(_unstaged(site))]
         found = found or [site for site in of_kind if matches(site.module)]
         is_known = any(pattern in {s.path, s.module} for s in self.sites)
         if self.sites and not (found or is_known or _is_pattern(pattern)):
@@ -74,19 +82,22 @@ class Catalogue:
         *,
         call: int | None = None,
         slot: str | None = None,
+        stage: str = FINAL,
     ) -> Site:
         """The one site meant by a printable name, or by a path with a kind (and call, and slot)."""
         kinds = self.kinds(kind)
+        check_stage(stage)
         exact = self.by_name.get(site)
         if exact is not None and (kinds is None or exact.kind in kinds):
             return exact
-        here = [s for s in self.sites if site in {s.path, s.module}]
+        here = [s for s in self.sites if site in {s.path, s.module, _unstaged(s)}]
         found = [
             s
             for s in here
             if (kinds is None or s.kind in kinds)
             and (call is None or s.call == call)
             and (slot is None or s.slot == slot)
+            and (s.stage == stage or _is_asked_for(s, stage, site) or slot == s.slot)
         ]
         if len(found) == 1:
             return found[0]
@@ -106,6 +117,22 @@ class Catalogue:
         if near:
             return f" The nearest are: {_listed(near)}."
         return f" It has {len(self.sites)} sites: see `run.sites`."
+
+
+def check_stage(stage: str | None) -> None:
+    """Raise if there is no such stage."""
+    if stage is not None and stage not in STAGES:
+        raise SondeError(f"Unknown stage `{stage}`. Known are: {_listed(STAGES)}.")
+
+
+def _is_asked_for(site: Site, stage: str | None, name: str) -> bool:
+    """Whether an earlier stage is meant by its own name, and no stage was given."""
+    return stage == FINAL and site.stage != FINAL and site.path == name
+
+
+def _unstaged(site: Site) -> str:
+    """The site's path, as that of its last stage."""
+    return site.path if site.stage == FINAL else site.path.removesuffix(f"/{site.stage}")
 
 
 def _matcher(pattern: str) -> Callable[[str], bool]:

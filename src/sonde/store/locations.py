@@ -116,6 +116,16 @@ def read_run_file(root: str) -> Document:
     return about
 
 
+def read_about(root: str) -> tuple[Document, str | None]:
+    """`run.json`, or nothing and why it cannot be read. Raises if there is none."""
+    try:
+        return read_run_file(root), None
+    except FileNotFoundError:
+        raise RunError(f"`{root}` is not a run: it has no `{RUN_FILE}`.") from None
+    except (DamagedError, OSError) as error:
+        return {}, str(error)
+
+
 def resolve(path: str | os.PathLike[str]) -> str:
     """The directory of the run meant by `path`; `<folder>/latest` is the newest run in it."""
     given = os.path.expanduser(os.fspath(path))

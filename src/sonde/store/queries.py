@@ -5,10 +5,12 @@ Views, as documented for users (`run.sql`):
 * `stats`: one row per step, phase and site, ranks merged and replaced attempts hidden. `step`,
   `phase`, `name`, `module`, `kind`, `call`, `slot`, `dtype`, then every named statistic that needs
   no bins (`STATISTICS`); null where there is nothing to say.
+* `stages`: as `stats`, with gradients as they were before clipping too, and the column `stage`
+  (`final`, `before_clip`). All other views but `sites` and `records` have the final stage only.
 * `bins`: one row per step, phase, site and occupied bin. As `stats` up to `slot`, then `bin`,
   `low`, `high`, `count`.
 * `scalars`: `step`, `phase`, `name`, `value`. `metrics`: the same with `module`.
-* `sites`: `name`, `module`, `kind`, `call`, `slot`, `dtype`, `shape`, `module_type`.
+* `sites`: `name`, `module`, `kind`, `call`, `slot`, `dtype`, `shape`, `module_type`, `stage`.
 * `scalars`, `metrics`, `sites`, `events`, `graph`
 * `traces`: one row per traced value and per array in it, see `run.trace`.
 * `records`, `numbers`  the rows as they were written, per rank and attempt, with `replaced`
@@ -28,7 +30,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from sonde.record import COUNTS, EXTREMA, SUMS
+from sonde.record import COUNTS, EXTREMA, FINAL, STAGES, SUMS
 from sonde.sketch import bins as _bins
 from sonde.store.segments import Attempt, Segment
 from sonde.store.snapshots import Snapshot
@@ -39,6 +41,13 @@ Connection = Any
 
 SITE_COLUMNS: Final = ("module", "kind", "call", "slot")
 KEY: Final = ("step", "phase", "name")
+
+STAGE: Final = (
+    "case when kind <> 'param_grad' then 'final' "
+    + " ".join(f"when suffix(slot, '/{s}') then '{s}'" for s in STAGES if s != FINAL)
+    + " else 'final' end"
+)
+"""`Site.stage` as an expression over the columns of a site."""
 
 _FINITE: Final = "(count - nans - pos_infs - neg_infs)"
 
@@ -145,7 +154,8 @@ def make_views(connection: Connection, snapshot: Snapshot) -> None:
         "events": _rows(EVENTS, snapshot.segments[EVENTS.name], {}, with_replaced=False),
         "traces": _rows(TRACES, snapshot.segments[TRACES.name], ends),
         "graph": _rows(GRAPH, snapshot.segments[GRAPH.name], {}, with_replaced=False),
-        "stats": _stats_view(must_merge(stats)),
+        "stages": _stages_view(must_merge(stats)),
+        "stats": f"select * exclude (stage) from stages where stage = '{FINAL}'",
         "bins": _bins_view(must_merge(stats)),
         "scalars": _numbers_view("module is null", "step, phase, name, value", numbers),
         "metrics": _numbers_view("module is not null", "step, phase, module, name, value", numbers),
@@ -259,19 +269,19 @@ def statistics(names: Iterable[str]) -> str:
     return ", ".join(f"{STATISTICS[name]} as {_name(name)}" for name in names)
 
 
-def _stats_view(merge: bool) -> str:
+def _stages_view(merge: bool) -> str:
     source = (
         merged(KEY, where="not replaced") if merge else "select * from records where not replaced"
     )
     columns = ", ".join((*KEY, *SITE_COLUMNS, "dtype"))
-    return f"select {columns}, {statistics(STATISTICS)} from ({source})"
+    return f"select {columns}, {statistics(STATISTICS)}, {STAGE} as stage from ({source})"
 
 
 def _bins_view(merge: bool) -> str:
     columns = ", ".join((*KEY, *SITE_COLUMNS))
     rows = (
         f"select {columns}, unnest(bin_ids) as bin, unnest(bin_counts) as n "
-        "from records where not replaced"
+        f"from records where not replaced and {STAGE} = '{FINAL}'"
     )
     if merge:
         rows = f"select {columns}, bin, sum(n)::bigint as n from ({rows}) group by {columns}, bin"
@@ -290,7 +300,7 @@ def _numbers_view(where: str, columns: str, segments: Iterable[Segment]) -> str:
 
 def _sites_view() -> str:
     return (
-        "select name, module, kind, call, slot, dtype, shape, module_type from ("
+        f"select name, module, kind, call, slot, dtype, shape, module_type, {STAGE} as stage from ("
         "select *, min(ordinal) over (partition by name) as place from all_sites "
         "qualify row_number() over ("
         "partition by name order by rank, attempt desc, ordinal desc) = 1"

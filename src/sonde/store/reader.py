@@ -20,13 +20,13 @@ from numpy.typing import ArrayLike
 
 from sonde._errors import RunError, SondeError, SondeWarning
 from sonde.graph.model import Graph
+from sonde.record import FINAL
 from sonde.sketch import Exponents, Histogram, Sketch, row
 from sonde.store import attempts, describing, frames, graphs, hdf5, locations, queries, tabling
 from sonde.store import progress as _progress
 from sonde.store import traces as _traces
 from sonde.store.attempts import Status
 from sonde.store.catalogue import Catalogue, Kinds
-from sonde.store.documents import DamagedError, Document
 from sonde.store.frames import Frame
 from sonde.store.listing import Damage
 from sonde.store.queries import Limits
@@ -65,6 +65,7 @@ class Where(TypedDict, total=False):
     slot: str | None
     phase: str
     rank: int | None
+    stage: str
 
 
 class Run:
@@ -81,7 +82,7 @@ class Run:
         self.path = path
         self.name = os.path.basename(path)
         self._frame = frames.check_kind(frame) or frames.default_kind()
-        self._about, self._about_problem = _read_about(path)
+        self._about, self._about_problem = locations.read_about(path)
         run_id = self._about.get("run_id")
         self._taker = SnapshotTaker(path, run_id if isinstance(run_id, str) else None)
         self._is_locked = locked
@@ -117,7 +118,7 @@ class Run:
 
     @property
     def sites(self) -> Frame:
-        """One row per site: `name, module, kind, call, slot, dtype, shape, module_type`."""
+        """One row per site: `name, module, kind, call, slot, dtype, shape, module_type, stage`."""
         return self._framed(self._ask("select * from sites"))
 
     @property
@@ -190,6 +191,7 @@ class Run:
         phase: str | None = "train",
         rank: int | None = None,
         *,
+        stage: str | None = FINAL,
         all_attempts: bool = False,
         frame: str | None = None,
     ) -> Frame:
@@ -206,6 +208,8 @@ class Run:
             steps: A step, (first, last) with both included, a range, or a list of steps.
             phase: None for all phases.
             rank: Only this rank; None merges all ranks.
+            stage: `before_clip` for gradients before clipping; `final` is as the optimizer used
+                them; None for both.
             all_attempts: Show rows that a resumed run has replaced, with the column `attempt`.
             frame: "pandas" or "arrow".
         """
@@ -218,6 +222,7 @@ class Run:
             selection=Selection().equal("phase", phase).steps(steps),
             rank=rank,
             all_attempts=all_attempts,
+            stage=stage,
         )
         return self._framed(table, frame)
 
@@ -231,13 +236,14 @@ class Run:
         slot: str | None = None,
         phase: str = "train",
         rank: int | None = None,
+        stage: str = FINAL,
     ) -> Sketch:
         """The sketch of one site at one step (the last one by default), ranks merged.
 
         `site` is a printable name (`h.3.attn/output/0`), or a path with `kind` (and `call`,
-        `slot`).
+        `slot`). `stage` as in `stats`.
         """
-        found = self.catalogue().resolve(site, kind, call=call, slot=slot)
+        found = self.catalogue().resolve(site, kind, call=call, slot=slot, stage=stage)
         return tabling.sketch(self, found, step, phase=phase, rank=rank)
 
     def histogram(
@@ -275,6 +281,7 @@ class Run:
         rank: int | None = ...,
         *,
         by: None = ...,
+        stage: str | None = ...,
     ) -> Sketch: ...
 
     @overload
@@ -287,6 +294,7 @@ class Run:
         rank: int | None = ...,
         *,
         by: str | Sequence[str],
+        stage: str | None = ...,
     ) -> dict[Any, Sketch]: ...
 
     def merge(
@@ -298,6 +306,7 @@ class Run:
         rank: int | None = None,
         *,
         by: str | Sequence[str] | None = None,
+        stage: str | None = FINAL,
     ) -> Sketch | dict[Any, Sketch]:
         """Everything that matches as one sketch; with `by`, one sketch per step, site, rank, ...
 
@@ -305,11 +314,12 @@ class Run:
             run.merge("h.*.mlp", kind="output", by="step")           # {step: Sketch}
             run.merge(kind="param_grad", by=("module", "rank"))      # {(module, rank): Sketch}
 
-        `by` takes `step`, `phase`, `name`, `module`, `kind`, `call`, `slot` and `rank`.
+        `by` takes `step`, `phase`, `name`, `module`, `kind`, `call`, `slot` and `rank`. `stage` as
+        in `stats`.
         """
         columns = tabling.check_by(by)
         chosen = Selection(["not replaced"]).equal("phase", phase).equal("rank", rank).steps(steps)
-        tabling.of_sites(chosen, self.catalogue(), site_pattern, kind)
+        tabling.of_sites(chosen, self.catalogue(), site_pattern, kind, stage)
         keys, merged = tabling.merge(self, chosen, columns)
         if by is None:
             return row(merged, 0) if keys else Sketch.empty()
@@ -432,7 +442,8 @@ class Run:
                     cursor.close()
             except duckdb.IOException:
                 # Compacted away since we looked? Then look again; else it is the query's own error.
-                if not _has_vanished(snapshot) and not _has_vanished(self._snapshot):
+                seen = (snapshot, self._snapshot)  # views of another thread count too
+                if not any(s.has_vanished for s in seen if s is not None):
                     raise
         raise RunError(
             f"The files of `{self.path}` vanish while they are read. Is it being deleted?"
@@ -479,20 +490,6 @@ class Run:
                 chosen.add(f"({column} = ? or {column} glob ?)", pattern, pattern)
         table = tabling.numbers(self, view, chosen, rank=rank, all_attempts=all_attempts)
         return self._framed(table, frame)
-
-
-def _read_about(path: str) -> tuple[Document, str | None]:
-    try:
-        return locations.read_run_file(path), None
-    except FileNotFoundError:
-        raise RunError(f"`{path}` is not a run: it has no `{locations.RUN_FILE}`.") from None
-    except (DamagedError, OSError) as error:
-        return {}, str(error)
-
-
-def _has_vanished(snapshot: Snapshot | None) -> bool:
-    """Whether a segment of the snapshot is gone. Views of another thread count too."""
-    return snapshot is not None and not all(os.path.exists(path) for path in snapshot.paths())
 
 
 def _differ(a: Snapshot, b: Snapshot) -> bool:

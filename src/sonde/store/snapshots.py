@@ -41,6 +41,11 @@ class Snapshot:
     def paths(self) -> tuple[str, ...]:
         return tuple(s.path for table in self.segments.values() for s in table)
 
+    @property
+    def has_vanished(self) -> bool:
+        """Whether a segment is gone since."""
+        return not all(os.path.exists(path) for path in self.paths())
+
 
 class _UnreadableError(DamagedError):
     """The file could not be read this time: it is looked at again the next time."""

@@ -10,11 +10,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sonde._errors import SondeError
-from sonde.record import COUNTS, Site, Sketches
+from sonde.record import COUNTS, FINAL, Site, Sketches
 from sonde.sketch import Sketch, concatenate, needs_bins, row, statistic
 from sonde.sketch.columns import empty, merge_groups
 from sonde.store import queries, sketching
-from sonde.store.catalogue import Catalogue, Kinds
+from sonde.store.catalogue import Catalogue, Kinds, check_stage
 from sonde.store.selection import Selection
 
 DEFAULT_STATS: Final = ("mean", "std", "rms", "max_abs", "sparsity", "nonfinite")
@@ -55,12 +55,16 @@ def check_by(by: str | Sequence[str] | None) -> list[str]:
     return columns
 
 
-def of_sites(chosen: Selection, catalogue: Catalogue, pattern: str, kind: Kinds) -> Selection:
+def of_sites(
+    chosen: Selection, catalogue: Catalogue, pattern: str, kind: Kinds, stage: str | None = FINAL
+) -> Selection:
     """Only the sites that match."""
     if pattern == "*":
+        check_stage(stage)
         kinds = catalogue.kinds(kind)
-        return chosen.one_of("kind", None if kinds is None else sorted(kinds))
-    return chosen.one_of("name", [site.name for site in catalogue.select(pattern, kind)])
+        chosen.one_of("kind", None if kinds is None else sorted(kinds))
+        return chosen.equal(f"({queries.STAGE})", stage)
+    return chosen.one_of("name", [site.name for site in catalogue.select(pattern, kind, stage)])
 
 
 def statistics(
@@ -73,10 +77,11 @@ def statistics(
     selection: Selection,
     rank: int | None,
     all_attempts: bool,
+    stage: str | None = FINAL,
 ) -> pa.Table:
     """The answer of `Run.stats`."""
     names = check_stats(stat)
-    chosen = of_sites(selection.equal("rank", rank), catalogue, pattern, kind)
+    chosen = of_sites(selection.equal("rank", rank), catalogue, pattern, kind, stage)
     key = [*queries.KEY, *(["attempt"] if all_attempts else [])]
     if rank is None and not all_attempts and not any(needs_bins(name) for name in names):
         return _with_sites(_from_view(run, chosen, names), catalogue, names, all_attempts)
@@ -165,7 +170,7 @@ def merge(
 def _from_view(run: Askable, chosen: Selection, names: Sequence[str]) -> pa.Table:
     """Statistics that need no bins: computed by the engine from the columns that they need."""
     columns = ", ".join((*queries.KEY, *(f'"{name}"' for name in names)))
-    return run._ask(f"select {columns} from stats where {chosen.where}", chosen.parameters)
+    return run._ask(f"select {columns} from stages where {chosen.where}", chosen.parameters)
 
 
 def _from_bins(

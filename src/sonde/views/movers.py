@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sonde._errors import SondeError
+from sonde.record import FINAL
 from sonde.sketch import needs_bins
+from sonde.store import queries
 from sonde.store.selection import Selection
 from sonde.views.cells import check_stat
 from sonde.views.questions import MoversQuestion
@@ -21,7 +23,7 @@ def answer(subject: Subject, question: MoversQuestion) -> Movers:
     if needs_bins(question.stat):
         raise SondeError(f"`{question.stat}` needs bins: choose a statistic such as `rms`.")
     chosen = Selection().equal("phase", question.phase).equal("kind", question.kind)
-    chosen.steps((question.first, question.last))
+    chosen.steps((question.first, question.last)).equal(f"({queries.STAGE})", FINAL)
     window = subject.ask(
         f"select min(step) as first, max(step) as last, count(distinct name) as sites "
         f"from records where {chosen.where} and not replaced",

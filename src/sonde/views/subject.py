@@ -16,7 +16,7 @@ import pyarrow as pa
 from sonde._errors import SondeError
 from sonde.graph.folding import Folder, Tree
 from sonde.graph.model import ROOT, Graph, Node, node_id, tree_nodes
-from sonde.record import PARAMETER_KINDS, GraphModule, GraphPart, Site
+from sonde.record import FINAL, PARAMETER_KINDS, GraphModule, GraphPart, Site
 from sonde.store.progress import Progress
 from sonde.store.reader import Run
 from sonde.views import ids
@@ -52,13 +52,14 @@ class Structure:
     """Sites, modules and graph of a run at a moment, each by id."""
 
     def __init__(self, entries: Sequence[Entry], graph: Graph) -> None:
-        self.entries = entries
+        self.every_stage = entries
+        self.entries = [e for e in entries if e.site.stage == FINAL]
         self.graph = graph if graph.nodes else _tree_graph(entries, graph)
         self.has_calls = bool(graph.nodes)
 
     @cached_property
     def by_name(self) -> Mapping[str, Entry]:
-        return {e.site.name: e for e in self.entries}
+        return {e.site.name: e for e in self.every_stage}
 
     @cached_property
     def by_id(self) -> Mapping[str, Entry]:

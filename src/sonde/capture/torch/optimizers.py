@@ -110,6 +110,7 @@ class Optimizers:
         self._watched: dict[int, _Watched] = {}
         self._parties: dict[int, Party] = {}
         self._stepped: set[int] = set()
+        self._clipped: set[int] = set()
         self._off: set[str] = set()
         self._version = -1
         self._without_orphans: tuple[int, bytes] | None = None
@@ -147,11 +148,14 @@ class Optimizers:
     del _hook
 
     def about_to_clip(self, parameters: Sequence[Tensor]) -> None:
-        """Gradients before clipping, under the slot `weight/before_clip`."""
+        """Gradients before they are clipped for the first time, under the slot
+        `weight/before_clip`."""
         self._guarded("before clipping", lambda: self._see_clipped(parameters))
 
     def _see_clipped(self, parameters: Sequence[Tensor]) -> None:
-        self._see_gradients(self._party(-2, list(parameters)), None, "/before_clip")
+        fresh = [p for p in parameters if id(p) not in self._clipped]
+        self._clipped.update(map(id, fresh))
+        self._see_gradients(self._party(-2, fresh), None, "/before_clip")
 
     def scaler_begins(self, optimizer: object, scale: Tensor | None) -> None:
         """`GradScaler.step` was called for the optimizer, and may or may not run it."""
@@ -180,6 +184,7 @@ class Optimizers:
         self._guarded("parameters", lambda: self._see_parameters(self._everybody()))
 
     def _end(self) -> None:
+        self._clipped.clear()
         self._let_go()
         self._guarded_mark()
         self._capture.end_step()
@@ -278,6 +283,8 @@ class Optimizers:
 
     def _see_gradients(self, party: Party, scale: Tensor | None, suffix: str = "") -> None:
         capture = self._capture
+        if not suffix:
+            self._clipped.clear()
         if "param_grad" not in capture.kinds:
             return
         for members in (party.changing, party.still):
