@@ -59,6 +59,7 @@ bench: $(BENCH_VENV)/ready ## measure; results go to benchmarks/results (quiet m
 	$(BENCH_VENV)/bin/python benchmarks/store.py
 	$(BENCH_VENV)/bin/python benchmarks/trace.py
 	OMP_NUM_THREADS=1 $(BENCH_VENV)/bin/python benchmarks/metrics.py
+	$(BENCH_VENV)/bin/python benchmarks/scale.py
 	$(BENCH_VENV)/bin/python -W ignore benchmarks/cadence.py
 	$(BENCH_VENV)/bin/python -W ignore benchmarks/overhead.py
 
