@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from browser_pages import ids, ready, serve, watch_page
 from browser_runs import record_cnn, record_strange, record_transformer
+from made_runs import write_all
 from playwright.sync_api import sync_playwright
 
 HOW = "The page is tested in Chromium. `make system` installs it; $CHROMIUM names another one."
@@ -54,6 +55,22 @@ def server(runs):
     made = serve(runs)
     yield made
     made.stop()
+
+
+@pytest.fixture(scope="session")
+def made_server(tmp_path_factory):
+    """A server on runs of large and odd models: see `made_runs`."""
+    folder = tmp_path_factory.mktemp("made")
+    write_all(folder)
+    made = serve(folder)
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="session")
+def made_ids(made_server):
+    """Ids of the made runs by name."""
+    return ids(made_server)
 
 
 @pytest.fixture

@@ -7,15 +7,19 @@ from playwright.sync_api import expect
 
 import sonde
 
-# The colours of a kymograph: see web/src/core/kymo.ts. Of none, of a share.
+# The colours of a kymograph: see web/src/core/kymo.ts. Of none, of a density.
 FLOOR = 0.08
 LEVELS = 253
 
 
-def classes(counts, total, most):
+def classes(density, least, most, scale):
     """Which of 254 colours each cell has."""
-    share = np.where(counts > 0, counts / total, 0)
-    place = np.where(counts > 0, np.minimum(1, FLOOR + (1 - FLOOR) * np.sqrt(share / most)), 0)
+    with np.errstate(divide="ignore"):
+        if scale in {"log", "exponent"}:
+            place = 1 - np.log(most / density) / np.log(max(most / least, 2))
+        else:
+            place = np.sqrt(density / most)
+    place = np.where(density > 0, FLOOR + (1 - FLOOR) * np.clip(place, 0, 1), 0)
     return np.floor(place * LEVELS + 0.5).astype(int)
 
 
@@ -35,7 +39,10 @@ READ = """(plot) => {
     }
     found.push(column);
   }
-  return {found, cells, low: read('low'), high: read('high'), most: read('maxShare')};
+  return {
+    found, cells, scale: plot.dataset.scale, low: read('low'), high: read('high'),
+    most: read('maxDensity'), least: read('minDensity'),
+  };
 }"""
 
 
@@ -66,6 +73,7 @@ def test_pixels_of_a_kymograph_are_the_histograms_of_the_run(
         ]
     else:
         exponents = np.arange(int(np.log2(low)), int(np.log2(high)))
+        edges = 2.0 ** np.arange(int(np.log2(low)), int(np.log2(high)) + 1)
         assert len(exponents) == cells
         counted = []
         for s in steps:
@@ -75,16 +83,58 @@ def test_pixels_of_a_kymograph_are_the_histograms_of_the_run(
     total = run.sketch("blocks.1.mlp.0", kind="output", step=0).count
     counted = np.array(counted)
     assert counted.sum() == pytest.approx(total * len(steps), rel=1e-6)
-    most = counted.max() / total
-    assert seen["most"] == pytest.approx(most, rel=1e-5)
-    wanted = classes(counted, total, seen["most"])
+    density = counted / total / np.diff(edges)
+    assert seen["least"] == pytest.approx(density[density > 0].min(), rel=1e-5)
+    assert seen["most"] <= density.max() * (1 + 1e-5)
+    wanted = classes(density, seen["least"], seen["most"], scale)
     index = np.floor(np.arange(LEVELS + 1) / LEVELS * 255 + 0.5).astype(int)
     place = {colour: i for i, colour in enumerate(table)}
     for step in steps:
         got = [place[tuple(colour)] for colour in seen["found"][step]]
-        # The answer holds shares in float32: at an edge between two colours either is right.
+        # The answer holds densities in float32: at an edge between two colours either is right.
         assert np.abs(np.array(got) - index[wanted[step]]).max() <= 1, f"step {step}"
     assert len(np.unique(wanted)) > 5
+
+
+@pytest.mark.parametrize("scale", ["auto", "linear", "asinh", "log", "exponent"])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_normal_distribution_is_drawn_with_one_mode_at_its_mean(
+    made_server, open_page, made_ids, scale, theme
+):
+    """Brightness rises to the mean and falls from there, whatever the axis."""
+    page = open_page(
+        made_server, f"#/explore?run={made_ids['normal']}&pins=A:cell&scale={scale}&th={theme}"
+    )
+    plot = page.locator('[data-site-name="cell/output/0"] .kymo-body')
+    seen = plot.evaluate(READ)
+    place = {colour: i for i, colour in enumerate(viridis())}
+    assert seen["scale"] == ("linear" if scale == "auto" else scale)
+    for column in (0, 20, 39):
+        bright = np.array([place[tuple(colour)] for colour in seen["found"][column]])
+        top = np.flatnonzero(bright == bright.max())
+        noise = 30  # 8,192 values: a narrow cell near zero holds about seven
+        assert (np.diff(bright[: top[0] + 1]) >= -noise).all(), bright.tolist()
+        assert (np.diff(bright[top[-1] :]) <= noise).all(), bright.tolist()
+        cells = len(bright)
+        if scale in {"log", "exponent"}:
+            assert top[0] < cells / 4  # the smallest magnitudes: the mean is 0
+        else:
+            assert abs(top.mean() - (cells - 1) / 2) <= cells / 10
+            assert bright[0] < bright.max() / 2
+            assert bright[-1] < bright.max() / 2
+
+
+def test_steps_that_diverged_leave_the_others_as_they_are(made_server, open_page, made_ids):
+    page = open_page(
+        made_server, f"#/explore?run={made_ids['diverged']}&pins=A:model.layers.0.gate"
+    )
+    body = page.locator('[data-site-name="model.layers.0.gate/output/0"]')
+    plot = body.locator(".kymo-body")
+    seen = plot.evaluate(READ)
+    place = {colour: i for i, colour in enumerate(viridis())}
+    healthy = np.array([place[tuple(colour)] for colour in seen["found"][10]])
+    assert (healthy > 60).sum() > len(healthy) / 2
+    expect(body.locator(".kymo-foot")).to_contain_text("6 columns lie mostly outside the axis")
 
 
 def test_every_kind_has_its_section(server, open_page, run_ids):
@@ -175,7 +225,8 @@ def test_the_scale_changes_for_all_panels_at_once(server, open_page, run_ids):
     page = open_page(server, f"#/explore?run={run_ids['transformer']}&pins=A:head")
     cells = page.locator('[data-site-name="head/output/0"] .kymo-body')
     before = cells.get_attribute("data-low")
-    page.keyboard.press("l")
+    for _ in range(4):
+        page.keyboard.press("l")
     page.wait_for_function("() => location.hash.includes('scale=exponent')")
     ready(page)
     assert cells.get_attribute("data-low") != before

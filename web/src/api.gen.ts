@@ -10,6 +10,7 @@ export const NONFINITE = 2;
 
 export type RunStatus = "live" | "finished" | "failed" | "crashed" | "unknown";
 export type Scale = "linear" | "log" | "asinh" | "exponent";
+export type ScaleChoice = "auto" | "linear" | "log" | "asinh" | "exponent";
 export type Aggregate = "max_abs" | "max" | "min" | "mean" | "last";
 export type Norm = "none" | "start" | "z";
 export type NodeKind = "module" | "input" | "output" | "attach";
@@ -511,6 +512,11 @@ export interface Heat {
  * of values in `[edges[i], edges[i + 1])`. With scale `log` and `exponent` the edges are
  * magnitudes and both signs count together, without zeros. `below` and `above` are the finite
  * values outside of the edges. A column of several steps holds all their values.
+ *
+ * `density` is what is drawn: the share of a column's values per unit of value, exact zeros left
+ * out, so that a distribution has the same shape on every axis. `max_density` is the brightest
+ * colour (the largest density, unless only a few columns are that dense), `min_density` the
+ * smallest density that is not 0.
  */
 export interface Kymograph {
   site: SiteRef;
@@ -518,6 +524,7 @@ export interface Kymograph {
   columns: Columns;
   edges: Float64Array;
   counts: Float32Array;
+  density: Float32Array;
   below: Float32Array;
   above: Float32Array;
   zeros: Float64Array;
@@ -535,7 +542,8 @@ export interface Kymograph {
   limits: Bounds;
   range: RangeMode;
   has_zero: boolean;
-  max_share: number;
+  max_density: number;
+  min_density: number;
   first_nonfinite_step: number | null;
   notes: string[];
 }
@@ -838,8 +846,9 @@ export interface HeatQuestion {
 /**
  * How the values of a site are spread, over time.
  *
- * `range` `fixed` takes `low` and `high`; the others find them. `cells` is how many there are on
- * the y axis; with scale `exponent` there is one per power of two.
+ * Scale `auto` is `linear`, or `log` where the window spans more than four decades. `range`
+ * `fixed` takes `low` and `high`; the others find them. `cells` is how many there are on the y
+ * axis; with scale `exponent` there is one per power of two.
  */
 export interface KymographQuestion {
   run: string;
@@ -850,7 +859,7 @@ export interface KymographQuestion {
   last?: number;
   columns?: number;
   cells?: number;
-  scale?: Scale;
+  scale?: ScaleChoice;
   range?: RangeMode;
   low?: number;
   high?: number;

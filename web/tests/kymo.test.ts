@@ -1,10 +1,16 @@
 import { expect, test } from "vitest";
 import type { Kymograph } from "../src/api.gen";
 import { CLASS_EMPTY, CLASS_LOW } from "../src/core/heat";
-import { cellAt, density, kymoPlane, nonfiniteShare, shareAt } from "../src/core/kymo";
+import { bars, beyondNote, cellAt, kymoPlane, nonfiniteShare, shade } from "../src/core/kymo";
 import { edgeTicks, linearTicks, placeOnEdges, stepTicks } from "../src/core/scales";
 
 const made = {
+  scale: "linear",
+  density: Float32Array.from([0.8, 0, 0.2, 0, 0, 0]),
+  max_density: 0.8,
+  min_density: 0.2,
+  above: Float32Array.from([3, 0]),
+  below: Float32Array.from([0, 0]),
   edges: Float64Array.from([0, 1, 2, 3]),
   counts: Float32Array.from([4, 0, 1, 0, 0, 0]),
   total: Float64Array.from([5, 0]),
@@ -14,19 +20,39 @@ const made = {
 } as unknown as Kymograph;
 
 test("the highest cell is the first row; a column without values is empty", () => {
-  const { classes, rows, columns } = kymoPlane(made, 0.8);
+  const { classes, rows, columns } = kymoPlane(made);
   expect([rows, columns]).toEqual([3, 2]);
   expect(classes[0]).toBeGreaterThan(CLASS_LOW); // cell 2, column 0
   expect(classes[2]).toBe(CLASS_LOW); // cell 1: counted, nothing there
-  expect(classes[4]).toBe(255); // cell 0: the largest share
+  expect(classes[4]).toBe(255); // cell 0: the largest density
   expect(classes[1]).toBe(CLASS_EMPTY);
 });
 
-test("one value among many is told from none, and the legend reads back", () => {
-  expect(density(0, 1)).toBe(0);
-  expect(density(1e-9, 1)).toBeGreaterThanOrEqual(0.08);
-  expect(density(0.5, 0.5)).toBe(1);
-  expect(shareAt(density(0.2, 0.8), 0.8)).toBeCloseTo(0.2);
+test("one value among many differs from none, and what is denser is brighter", () => {
+  for (const scale of ["linear", "asinh", "log", "exponent"] as const) {
+    const shades = { scale, max_density: 4, min_density: 1e-9 };
+    expect(shade(0, shades)).toBe(0);
+    expect(shade(1e-9, shades)).toBeGreaterThanOrEqual(0.08);
+    expect(shade(4, shades)).toBe(1);
+    expect(shade(40, shades)).toBe(1);
+    const all = [1e-9, 1e-6, 1e-3, 0.1, 1, 3.9].map((d) => shade(d, shades));
+    expect(all).toEqual([...all].sort((a, b) => a - b));
+  }
+  // Densities on an axis of magnitudes span many powers of ten: each has a colour of its own.
+  const shades = { scale: "log" as const, max_density: 1, min_density: 1e-8 };
+  expect(shade(1e-4, shades)).toBeCloseTo(0.08 + 0.92 / 2);
+});
+
+test("bars reach as far as cells are dense", () => {
+  const [low, none, high] = bars(made, 0);
+  expect([low, none]).toEqual([1, 0]);
+  expect(high).toBeCloseTo(0.25);
+  expect([...bars(made, 1)]).toEqual([0, 0, 0]);
+});
+
+test("columns that lie beyond the axis are counted", () => {
+  expect(beyondNote(made)).toEqual(["1 column lies mostly outside the axis"]);
+  expect(beyondNote({ ...made, above: Float32Array.from([1, 0]) })).toEqual([]);
 });
 
 test("what is not finite is a share of all", () =>

@@ -81,6 +81,7 @@ test("a kymograph grows by whole columns of cells", () => {
       columns: columns(first, from, "c"),
       edges: f64(0, 1, 2),
       counts: Float32Array.from(counts),
+      density: Float32Array.from(counts, (n) => n / 10),
       ...Object.fromEntries(
         ["below", "above", "p1", "p50", "p99", "low", "high", "mean", "rms"].map((k) => [
           k,
@@ -94,12 +95,15 @@ test("a kymograph grows by whole columns of cells", () => {
         ]),
       ),
       limits: LIMITS,
-      max_share: 0.5,
+      max_density: Math.max(...counts) / 10,
+      min_density: Math.min(...counts) / 10,
       first_nonfinite_step: null,
     } as unknown as Kymograph;
   };
   const joined = mergeKymograph(one([0, 1], [1, 2, 3, 4], null), one([1, 2], [5, 6, 7, 8], 1));
   expect([...joined.counts]).toEqual([1, 2, 5, 6, 7, 8]);
+  expect(joined.density.length).toBe(6);
+  expect([joined.min_density, joined.max_density]).toEqual([0.1, 0.8]);
   expect(joined.total.length).toBe(3);
   expect(joined.p50.length).toBe(3);
 });

@@ -79,7 +79,7 @@ describe("the address holds the state", () => {
     );
     expect(state).toMatchObject({
       step: null,
-      scale: "asinh",
+      scale: "auto",
       x: null,
       rank: null,
       isFolded: true,

@@ -22,12 +22,14 @@ from sonde.sketch.bins import Known
 ASINH_LINEAR: Final = 1 / 256
 """Share of the larger end within which an asinh axis is about linear."""
 
-_ROBUST: Final = 0.005
+ROBUST: Final = 0.005
 """Share of values left out at each end of a robust axis."""
 
 _LEAST_OCTAVES: Final = 4
 _MIN_EXPONENT: Final = -149
 _MAX_EXPONENT: Final = 1023
+_MOST_DENSE: Final = 1e38
+"""Densities are sent as float32."""
 
 
 def edges(scale: str, low: float, high: float, cells: int) -> NDArray[np.float64]:
@@ -66,7 +68,12 @@ def ends(sketch: Sketch, scale: str, range: str) -> tuple[float, float]:
     if range == "all":
         low, high = sketch.min, sketch.max
     else:
-        low, high = (float(q) for q in sketch.quantiles([_ROBUST, 1 - _ROBUST]))
+        low, high = (float(q) for q in sketch.quantiles([ROBUST, 1 - ROBUST]))
+    return signed_ends(low, high, scale)
+
+
+def signed_ends(low: float, high: float, scale: str) -> tuple[float, float]:
+    """The ends of an axis of signed values between these two, rounded outwards."""
     low, high = _outwards(low, -1), _outwards(high, 1)
     if low > 0 and low < high / 4:
         low = 0.0  # zero is worth showing when it is near
@@ -125,19 +132,40 @@ def outside(
     return missing - above, above
 
 
+def magnitude_ends(low: float, high: float) -> tuple[float, float]:
+    """The powers of two around these magnitudes, at least four octaves apart."""
+    if high <= 0:
+        return 2.0**-8, 1.0
+    first = math.floor(math.log2(low)) if low > 0 else _MIN_EXPONENT
+    last = math.floor(math.log2(high))
+    first, last = max(first, _MIN_EXPONENT), min(last, _MAX_EXPONENT - 1)
+    if last + 1 - first < _LEAST_OCTAVES:
+        first = last + 1 - _LEAST_OCTAVES
+    return 2.0**first, 2.0 ** (last + 1)
+
+
+def density(
+    counts: NDArray[np.float64], zeros: float, total: float, at: NDArray[np.float64], scale: str
+) -> NDArray[np.float64]:
+    """Share of all values per unit of value in each cell. Exact zeros are left out."""
+    found = counts.copy()
+    if scale not in {"log", "exponent"} and at[0] <= 0 <= at[-1]:
+        cell = min(int(np.searchsorted(at, 0.0, side="right")) - 1, len(found) - 1)
+        found[cell] = max(found[cell] - zeros, 0.0)
+    with np.errstate(over="ignore"):
+        return np.minimum(found / max(total, 1.0) / np.diff(at), _MOST_DENSE)
+
+
 def _magnitude_ends(sketch: Sketch, range: str) -> tuple[float, float]:
     exponents, found = _bins.exponent_counts(sketch.bins, _known(sketch))
     total = found.sum()
     if total == 0:
         return 2.0**-8, 1.0
-    share = 0.0 if range == "all" else _ROBUST
+    share = 0.0 if range == "all" else ROBUST
     upto = np.cumsum(found) / total
     first = int(exponents[np.searchsorted(upto, share, side="right")])
     last = int(exponents[np.flatnonzero(found)[-1]])  # what is largest is never left out
-    first, last = max(first, _MIN_EXPONENT), min(last, _MAX_EXPONENT - 1)
-    if last + 1 - first < _LEAST_OCTAVES:
-        first = last + 1 - _LEAST_OCTAVES
-    return 2.0**first, 2.0 ** (last + 1)
+    return magnitude_ends(2.0**first, 2.0**last)
 
 
 def _outwards(value: float, direction: int) -> float:

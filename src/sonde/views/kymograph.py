@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +15,21 @@ from sonde.store import sketching
 from sonde.store.selection import Selection
 from sonde.views import axes, columns, honesty
 from sonde.views.columns import Grid
+from sonde.views.extent import extent
 from sonde.views.questions import KymographQuestion
-from sonde.views.specs import Bounds, Kymograph
+from sonde.views.specs import Bounds, Kymograph, Scale
 from sonde.views.subject import NotFoundError, Subject, site_ref
 
 _ROWS_AT_ONCE: Final = 20_000
 _QUANTILES: Final = (0.01, 0.5, 0.99)
+_BRIGHTEST: Final = 4.0
+"""Columns denser than this many times the median column share one colour: a tensor of equal values
+would leave no colours for the others."""
+
+
+class _Axis(NamedTuple):
+    scale: Scale
+    edges: NDArray[np.float64]
 
 
 def answer(subject: Subject, question: KymographQuestion) -> Kymograph:
@@ -36,16 +45,16 @@ def answer(subject: Subject, question: KymographQuestion) -> Kymograph:
     tag = repr((entry.site.name, question.phase, question.rank, question.first))
     whole = columns.grid(steps, question.columns, progress, ("stats",), tag=tag)
     merged = _merged(subject, chosen, whole)
-    low, high = _ends(question, merged)
-    edges = axes.edges(question.scale, low, high, question.cells)
-    tag += repr((question.scale, question.cells, low, high))
+    scale, low, high = _axis(question, merged)
+    edges = axes.edges(scale, low, high, question.cells)
+    tag += repr((scale, question.cells, low, high))
     grid = columns.grid(
         steps, question.columns, progress, ("stats",), after=question.after, tag=tag
     )
     kept = merged
     if grid.from_step is not None:
         kept = _tail(merged, len(grid))
-    return _kymograph(subject, question, kept, grid, edges, merged)
+    return _kymograph(subject, question, kept, grid, _Axis(scale, edges), merged)
 
 
 def _steps(subject: Subject, chosen: Selection) -> NDArray[np.int64]:
@@ -78,13 +87,16 @@ def _parts(steps: NDArray[np.int64]) -> list[tuple[int, int]]:
     ]
 
 
-def _ends(question: KymographQuestion, merged: Sketches) -> tuple[float, float]:
+def _axis(question: KymographQuestion, merged: Sketches) -> tuple[Scale, float, float]:
+    """The scale and both ends of the axis, found where they are not asked for."""
     if question.range == "fixed":
         if question.low is None or question.high is None:
             raise SondeError("`range=fixed` needs `low` and `high`.")
-        return question.low, question.high
-    everything = merge_groups(merged, np.zeros(len(merged), np.int64), 1)
-    return axes.ends(row(everything, 0), question.scale, question.range)
+        scale: Scale = "linear" if question.scale == "auto" else question.scale
+        return scale, question.low, question.high
+    found = extent(merged, question.range)
+    scale = found.scale() if question.scale == "auto" else question.scale
+    return scale, *found.ends(scale)
 
 
 def _tail(merged: Sketches, n: int) -> Sketches:
@@ -106,28 +118,32 @@ def _kymograph(
     question: KymographQuestion,
     kept: Sketches,
     grid: Grid,
-    edges: NDArray[np.float64],
+    axis: _Axis,
     whole: Sketches,
 ) -> Kymograph:
+    scale, edges = axis.scale, axis.edges
     n, cells = len(kept), len(edges) - 1
     counts = np.zeros((n, cells), np.float32)
+    density = np.zeros((n, cells), np.float32)
     below, above = np.zeros(n, np.float32), np.zeros(n, np.float32)
     lines = np.full((len(_QUANTILES), n), np.nan, np.float32)
     for i in range(n):
         one = row(kept, i)
-        found = axes.counts(one, question.scale, edges)
+        found = axes.counts(one, scale, edges)
         counts[i] = found
-        below[i], above[i] = axes.outside(one, question.scale, edges, float(found.sum()))
-        lines[:, i] = _lines(one, question.scale)
+        density[i] = axes.density(found, one.zeros, one.count, edges, scale)
+        below[i], above[i] = axes.outside(one, scale, edges, float(found.sum()))
+        lines[:, i] = _lines(one, scale)
     by_name = {name: kept.counts[:, i].astype(np.float64) for i, name in enumerate(COUNTS)}
     total = by_name["count"]
-    shares = counts / np.maximum(total, 1.0)[:, None]
+    brightest = _brightest(density)
     return Kymograph(
         site=site_ref(subject.site(question.site)),
-        scale=question.scale,
+        scale=scale,
         columns=grid.columns(),
         edges=edges,
         counts=counts,
+        density=density,
         below=below,
         above=above,
         zeros=by_name["zeros"],
@@ -145,10 +161,20 @@ def _kymograph(
         limits=_limits(edges, whole),
         range=question.range,
         has_zero=bool(edges[0] <= 0 <= edges[-1]),
-        max_share=float(shares.max(initial=0.0)),
+        max_density=brightest,
+        min_density=float(density[density > 0].min(initial=brightest)),
         first_nonfinite_step=_first_bad(kept, grid),
         notes=tuple(honesty.step_notes(grid, "all values together", question.rank)),
     )
+
+
+def _brightest(density: NDArray[np.float32]) -> float:
+    """The density of the brightest colour: the largest, unless only a few columns are so dense."""
+    peaks = density.max(axis=1, initial=0.0)
+    peaks = peaks[peaks > 0]
+    if not len(peaks):
+        return 0.0
+    return float(min(peaks.max(), _BRIGHTEST * float(np.median(peaks))))
 
 
 def _lines(sketch: Sketch, scale: str) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from sonde._errors import SondeError
-from sonde.views.specs import Aggregate, Norm, RangeMode, Scale
+from sonde.views.specs import Aggregate, Norm, RangeMode, Scale, ScaleChoice
 
 MAX_TEXT: Final = 300
 MAX_SEARCH: Final = 200
@@ -149,8 +149,9 @@ class HeatQuestion:
 class KymographQuestion:
     """How the values of a site are spread, over time.
 
-    `range` `fixed` takes `low` and `high`; the others find them. `cells` is how many there are on
-    the y axis; with scale `exponent` there is one per power of two.
+    Scale `auto` is `linear`, or `log` where the window spans more than four decades. `range`
+    `fixed` takes `low` and `high`; the others find them. `cells` is how many there are on the y
+    axis; with scale `exponent` there is one per power of two.
     """
 
     run: str
@@ -161,7 +162,7 @@ class KymographQuestion:
     last: int | None = _step()
     columns: int = _number(512, 8, MAX_COLUMNS)
     cells: int = _number(64, 4, MAX_CELLS)
-    scale: Scale = "asinh"
+    scale: ScaleChoice = "auto"
     range: RangeMode = "robust"
     low: float | None = None
     high: float | None = None

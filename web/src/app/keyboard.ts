@@ -63,7 +63,7 @@ export function perform(app: App, command: Command): boolean {
   return true;
 }
 
-const SCALES = ["linear", "log", "asinh", "exponent"] as const;
+const SCALES = ["auto", "linear", "log", "asinh", "exponent"] as const;
 const HAIRS = ["values", "line", "off"] as const;
 
 function next<T>(list: readonly T[], now: T, by = 1): T {

@@ -135,7 +135,7 @@ export const BINDINGS: readonly Binding[] = [
   bind("kind6", "Numbers", "Updates", "6", { key: "6" }),
   bind("statOn", "Numbers", "Next statistic", "M", { key: "m", shift: false }),
   bind("statBack", "Numbers", "Previous statistic", "⇧ M", { key: "m", shift: true }),
-  bind("scale", "Numbers", "Linear, log, asinh, exponent", "L", { key: "l" }),
+  bind("scale", "Numbers", "Auto, linear, log, asinh, exponent", "L", { key: "l" }),
 
   bind("crosshair", "Page", "Crosshair: values, line, off", "C", { key: "c" }),
   bind("theme", "Page", "Light or dark", "T", { key: "t" }),

@@ -1,6 +1,6 @@
 /** The state of the page as the text after `#`, and back. Only what differs from the default is there. */
 
-import type { Aggregate, Norm, RangeMode, Scale } from "../api.gen";
+import type { Aggregate, Norm, RangeMode, ScaleChoice } from "../api.gen";
 import type { MapName } from "./lut";
 
 export const PAGES = ["runs", "overview", "explore", "layers"] as const;
@@ -29,7 +29,7 @@ export interface PageState {
   line: string | null;
   isLineLog: boolean;
   /** The value axis of kymographs. */
-  scale: Scale;
+  scale: ScaleChoice;
   range: Exclude<RangeMode, "fixed">;
   /** Colours of heatmaps. */
   colour: "auto" | "linear" | "log";
@@ -73,7 +73,7 @@ export const DEFAULTS: PageState = {
   rank: null,
   line: null,
   isLineLog: false,
-  scale: "asinh",
+  scale: "auto",
   range: "robust",
   colour: "auto",
   map: "viridis",
@@ -183,7 +183,7 @@ const FIELDS: readonly Field[] = [
   whole("rank", "rank"),
   text("line", "line"),
   flag("linelog", "isLineLog"),
-  choice("scale", "scale", ["linear", "log", "asinh", "exponent"]),
+  choice("scale", "scale", ["auto", "linear", "log", "asinh", "exponent"]),
   choice("range", "range", ["robust", "all"]),
   choice("colour", "colour", ["auto", "linear", "log"]),
   choice("map", "map", ["viridis", "cividis"]),

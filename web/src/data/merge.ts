@@ -42,6 +42,7 @@ export function mergeKymograph(old: Kymograph, delta: Kymograph): Kymograph {
     columns: mergeColumns(old.columns, delta.columns, keep),
     edges: old.edges,
     counts: append(old.counts, keep, delta.counts, cells),
+    density: append(old.density, keep, delta.density, cells),
     below: join("below"),
     above: join("above"),
     zeros: join("zeros"),
@@ -57,7 +58,8 @@ export function mergeKymograph(old: Kymograph, delta: Kymograph): Kymograph {
     mean: join("mean"),
     rms: join("rms"),
     limits: widen(old.limits, delta.limits),
-    max_share: Math.max(old.max_share, delta.max_share),
+    max_density: Math.max(old.max_density, delta.max_density),
+    min_density: Math.min(old.min_density, delta.min_density) || old.min_density,
     first_nonfinite_step: old.first_nonfinite_step ?? delta.first_nonfinite_step,
   };
 }

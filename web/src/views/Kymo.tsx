@@ -7,7 +7,16 @@ import { useApp, useOnScreen, useQuery, useSettled, useSize } from "../app/hooks
 import { mapColumns, mapRows, nearestColumn, spans, stepAt } from "../core/columns";
 import { count, number, shape, share, steps } from "../core/format";
 import { palette } from "../core/heat";
-import { cellAt, kymoPlane, nonfiniteShare, zeroShare } from "../core/kymo";
+import {
+  bars,
+  beyondNote,
+  cellAt,
+  isMagnitude,
+  kymoPlane,
+  nonfiniteShare,
+  outside,
+  zeroShare,
+} from "../core/kymo";
 import { edgeTicks, placeOnEdges } from "../core/scales";
 import type { Tokens } from "../core/tokens";
 import { FONT, paintPlane, prepare, verticalTicks } from "./canvas";
@@ -26,6 +35,8 @@ const GAP = 2;
 const TOP = STRIP + GAP;
 const CELLS_PX = HEIGHT - 2 * (STRIP + GAP);
 const CELLS = 64;
+/** Of the values of a column; a robust axis always leaves a few out. */
+const BEYOND = 0.02;
 
 export function Kymo({ run, site }: { run: string; site: SiteRef }) {
   const app = useApp();
@@ -94,7 +105,7 @@ function Plot({ data, width, isStale }: { data: Kymograph; width: number; isStal
     () => palette(map, false, isDark, tokens.nonfinite, tokens.hatch),
     [map, isDark],
   );
-  const plane = useMemo(() => kymoPlane(data, data.max_share), [data]);
+  const plane = useMemo(() => kymoPlane(data), [data]);
   const extents = useMemo(() => spans(data.columns), [data.columns]);
   const columns = data.columns.first;
 
@@ -147,7 +158,9 @@ function Plot({ data, width, isStale }: { data: Kymograph; width: number; isStal
       data-last={data.columns.last[columns.length - 1]}
       data-top={TOP}
       data-cells-px={CELLS_PX}
-      data-max-share={data.max_share}
+      data-scale={data.scale}
+      data-max-density={data.max_density}
+      data-min-density={data.min_density}
       data-low={data.edges[0]}
       data-high={data.edges[data.edges.length - 1]}
     >
@@ -169,7 +182,8 @@ function Foot({ data, width }: { data: Kymograph; width: number }) {
   const app = useApp();
   const domain = app.domain.value;
   if (!domain) return null;
-  const words = [...data.notes, `brightest ${share(data.max_share)}`].join(" · ");
+  const brightest = `brightest: density ${number(data.max_density)}`;
+  const words = [...beyondNote(data), ...data.notes, brightest].join(" · ");
   return (
     <div class="kymo-foot" style={{ width: `${width}px` }}>
       <span class="number">{count(domain.from)}</span>
@@ -181,7 +195,7 @@ function Foot({ data, width }: { data: Kymograph; width: number }) {
   );
 }
 
-/** What is in no cell: not finite on top, zeros below. */
+/** What is in no cell: not finite on top, zeros at the bottom, and a line where values lie beyond. */
 function drawStrips(
   c: CanvasRenderingContext2D,
   data: Kymograph,
@@ -190,16 +204,22 @@ function drawStrips(
   ratio: number,
   tokens: Tokens,
 ): void {
-  const below = HEIGHT - STRIP;
+  const bottom = HEIGHT - STRIP;
   c.fillStyle = tokens.hover;
   c.fillRect(0, 0, width, STRIP);
-  c.fillRect(0, below, width, STRIP);
+  c.fillRect(0, bottom, width, STRIP);
   for (let p = 0; p < x.from.length; p++) {
-    let [bad, zeros] = [0, 0];
+    let [bad, zeros, above, below] = [0, 0, 0, 0];
     for (let i = x.from[p]; i < x.to[p]; i++) {
+      const beyond = outside(data, i);
       bad = Math.max(bad, nonfiniteShare(data, i));
       zeros = Math.max(zeros, zeroShare(data, i));
+      above = Math.max(above, beyond.above);
+      below = Math.max(below, beyond.below);
     }
+    c.fillStyle = tokens.warn;
+    if (above > BEYOND) c.fillRect(p / ratio, STRIP, 1 / ratio, GAP);
+    if (below > BEYOND) c.fillRect(p / ratio, TOP + CELLS_PX, 1 / ratio, GAP);
     if (bad > 0) {
       c.fillStyle = p % 6 < 2 ? tokens.hatch : tokens.nonfinite;
       c.fillRect(p / ratio, 0, 1 / ratio, STRIP);
@@ -207,7 +227,7 @@ function drawStrips(
     if (zeros > 0) {
       c.globalAlpha = 0.2 + 0.8 * zeros;
       c.fillStyle = tokens.zeros;
-      c.fillRect(p / ratio, below, 1 / ratio, STRIP);
+      c.fillRect(p / ratio, bottom, 1 / ratio, STRIP);
       c.globalAlpha = 1;
     }
   }
@@ -222,7 +242,7 @@ function drawLines(
   width: number,
 ): void {
   const y = (v: number) => TOP + (1 - placeOnEdges(data.edges, data.scale, v)) * CELLS_PX;
-  const isSigned = data.scale === "linear" || data.scale === "asinh";
+  const isSigned = !isMagnitude(data.scale);
   c.lineWidth = 1;
   if (isSigned && data.has_zero) {
     c.strokeStyle = "#ffffff99";
@@ -231,10 +251,6 @@ function drawLines(
     c.moveTo(0, Math.round(y(0)) + 0.5);
     c.lineTo(width, Math.round(y(0)) + 0.5);
     c.stroke();
-  }
-  if (!isSigned) {
-    c.setLineDash([]);
-    return; // Percentiles are of signed values: on an axis of magnitudes they have no place.
   }
   const px = (step: number) => ((step - domain.from) / (domain.to - domain.from || 1)) * width;
   for (const [values, dash] of [
@@ -285,8 +301,7 @@ function Section({ data }: { data: Kymograph }) {
     if (c < 0) return;
     const cells = k.edges.length - 1;
     const { context } = surface;
-    let most = 0;
-    for (let i = 0; i < cells; i++) most = Math.max(most, k.counts[c * cells + i]);
+    const reach = bars(k, c);
     context.fillStyle = now.border;
     context.fillRect(0, TOP, 1, CELLS_PX);
     context.fillStyle = now.signal;
@@ -294,8 +309,7 @@ function Section({ data }: { data: Kymograph }) {
     context.beginPath(); // one outline: single bars of broken height would leave seams
     context.moveTo(1, TOP + CELLS_PX);
     for (let i = 0; i < cells; i++) {
-      const part = k.counts[c * cells + i] / (most || 1);
-      const x = 1 + (part > 0 ? Math.max(1, part * (SECTION - 6)) : 0);
+      const x = 1 + (reach[i] > 0 ? Math.max(1, reach[i] * (SECTION - 6)) : 0);
       context.lineTo(x, TOP + (cells - i) * tall);
       context.lineTo(x, TOP + (cells - 1 - i) * tall);
     }
@@ -366,13 +380,13 @@ function describe(k: Kymograph, c: number, y: number): Omit<TipContent, "x" | "y
   } else {
     const i = cellAt(cells, 1 - (y - TOP) / CELLS_PX);
     const counted = k.counts[c * cells + i];
-    const isMagnitude = k.scale === "log" || k.scale === "exponent";
     const ends = `${number(k.edges[i])} … ${number(k.edges[i + 1])}`;
-    rows.push([isMagnitude ? "|values|" : "values", ends]);
+    rows.push([isMagnitude(k.scale) ? "|values|" : "values", ends]);
     rows.push([
       "count",
       `${count(Math.round(counted))} (${share(total > 0 ? counted / total : 0)})`,
     ]);
+    rows.push(["density", number(k.density[c * cells + i])]);
     rows.push(["p1 · p50 · p99", `${number(k.p1[c])} · ${number(k.p50[c])} · ${number(k.p99[c])}`]);
     rows.push(["mean · rms", `${number(k.mean[c])} · ${number(k.rms[c])}`]);
     if (k.below[c] > 0) rows.push(["below the axis", count(Math.round(k.below[c]))]);

@@ -262,6 +262,11 @@ function PanelAxis() {
         label="Value axis of panels (L)"
         value={state.scale}
         options={[
+          {
+            value: "auto",
+            label: "auto",
+            title: "Linear; logarithmic where values span more than four decades",
+          },
           { value: "linear", label: "lin", title: "Values: linear" },
           { value: "log", label: "log", title: "Magnitudes: logarithmic" },
           {
@@ -277,7 +282,11 @@ function PanelAxis() {
         label="Range of panels"
         value={state.range}
         options={[
-          { value: "robust", label: "1–99%", title: "Axis: where nearly all values are" },
+          {
+            value: "robust",
+            label: "99%",
+            title: "Axis: 99 % of the values of each step, without steps that diverged",
+          },
           { value: "all", label: "all", title: "Axis: from the smallest to the largest value" },
         ]}
         onChange={(range) => app.set({ range })}

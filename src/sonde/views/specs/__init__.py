@@ -49,6 +49,7 @@ from sonde.views.specs.parts import RangeMode as RangeMode
 from sonde.views.specs.parts import RunState as RunState
 from sonde.views.specs.parts import RunStatus as RunStatus
 from sonde.views.specs.parts import Scale as Scale
+from sonde.views.specs.parts import ScaleChoice as ScaleChoice
 from sonde.views.specs.parts import SiteRef as SiteRef
 from sonde.views.specs.runs import KindCount as KindCount
 from sonde.views.specs.runs import Notice as Notice

@@ -118,6 +118,11 @@ class Kymograph:
     of values in `[edges[i], edges[i + 1])`. With scale `log` and `exponent` the edges are
     magnitudes and both signs count together, without zeros. `below` and `above` are the finite
     values outside of the edges. A column of several steps holds all their values.
+
+    `density` is what is drawn: the share of a column's values per unit of value, exact zeros left
+    out, so that a distribution has the same shape on every axis. `max_density` is the brightest
+    colour (the largest density, unless only a few columns are that dense), `min_density` the
+    smallest density that is not 0.
     """
 
     site: SiteRef
@@ -125,6 +130,7 @@ class Kymograph:
     columns: Columns
     edges: F64
     counts: F32
+    density: F32
     below: F32
     above: F32
     zeros: F64
@@ -142,7 +148,8 @@ class Kymograph:
     limits: Bounds
     range: RangeMode
     has_zero: bool
-    max_share: float
+    max_density: float
+    min_density: float
     first_nonfinite_step: int | None
     notes: tuple[str, ...]
 

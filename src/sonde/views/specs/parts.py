@@ -19,6 +19,7 @@ NONFINITE: Final = 2
 
 RunStatus = Literal["live", "finished", "failed", "crashed", "unknown"]
 Scale = Literal["linear", "log", "asinh", "exponent"]
+ScaleChoice = Literal["auto", "linear", "log", "asinh", "exponent"]
 Aggregate = Literal["max_abs", "max", "min", "mean", "last"]
 Norm = Literal["none", "start", "z"]
 NodeKind = Literal["module", "input", "output", "attach"]
