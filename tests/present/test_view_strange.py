@@ -204,7 +204,7 @@ def test_every_view_answers_about_strange_names(server, view):
         ("lines", {"columns": "1e400"}),
         ("kymograph", {"low": "inf", "high": "nan"}),
         ("kymograph", {"range": "fixed", "low": "1e-323", "high": "2e-323", "cells": "512"}),
-        ("search", {"q": "re:(a+)+$"}),
+        ("search", {"q": "re:(a+$"}),
         ("search", {"q": "x" * 300}),
         ("tree", {"fold": "maybe"}),
         ("level", {"unknown": "1"}),

@@ -83,7 +83,8 @@ class Graph:
 
     @staticmethod
     def of(parts: Iterable[GraphPart]) -> Graph:
-        """The union of parts, whatever they hold: parents that are not there become the model."""
+        """The union of parts, whatever they hold: a parent that is not there becomes the model, a
+        node without an id is left out."""
         modules: dict[str, GraphModule] = {}
         nodes: dict[str, GraphNode] = {}
         edges: dict[tuple[str, str], int] = {}
@@ -92,6 +93,8 @@ class Graph:
         for part in parts:
             modules.update((m.path, m) for m in part.modules)
             for node in part.nodes:
+                if not node.id:
+                    continue  # "" stands for no call: a node of that name would be inside itself
                 known = nodes.get(node.id)
                 nodes[node.id] = node if known is None else _merged(known, node)
             for e in part.edges:

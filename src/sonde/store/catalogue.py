@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from fnmatch import translate
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +11,7 @@ import pyarrow as pa
 
 from sonde._errors import SondeError
 from sonde.record import FINAL, KINDS, STAGES, Site
+from sonde.store import patterns
 
 Kinds = str | Sequence[str] | None
 
@@ -49,7 +47,6 @@ class Catalogue:
         the pattern is a plain path that the run does not know at all.
         """
         kinds = self.kinds(kind)
-        matches = _matcher(pattern)
         check_stage(stage)
         of_kind = [
             site
@@ -57,10 +54,14 @@ class Catalogue:
             if (kinds is None or site.kind in kinds)
             and (stage in {None, site.stage} or _is_asked_for(site, stage, pattern))
         ]
-        found = [site for site in of_kind if matches(site.path) or matches(_unstaged(site))]
-        found = found or [site for site in of_kind if matches(site.module)]
+        paths = patterns.select(pattern, [site.path for site in of_kind])
+        unstaged = patterns.select(pattern, [_unstaged(site) for site in of_kind])
+        found = [site for site, *meant in zip(of_kind, paths, unstaged, strict=True) if any(meant)]
+        if not found:
+            modules = patterns.select(pattern, [site.module for site in of_kind])
+            found = [site for site, is_meant in zip(of_kind, modules, strict=True) if is_meant]
         is_known = any(pattern in {s.path, s.module} for s in self.sites)
-        if self.sites and not (found or is_known or _is_pattern(pattern)):
+        if self.sites and not (found or is_known or patterns.is_pattern(pattern)):
             raise SondeError(f"There is no site `{pattern}` in this run.{self._nearest(pattern)}")
         return found
 
@@ -113,7 +114,7 @@ class Catalogue:
 
     def _nearest(self, site: str) -> str:
         known = dict.fromkeys(n for s in self.sites for n in (s.name, s.path, s.module) if n)
-        near = difflib.get_close_matches(site, list(known)[:20_000], n=5, cutoff=0.5)
+        near = patterns.nearest(site, known)
         if near:
             return f" The nearest are: {_listed(near)}."
         return f" It has {len(self.sites)} sites: see `run.sites`."
@@ -133,23 +134,6 @@ def _is_asked_for(site: Site, stage: str | None, name: str) -> bool:
 def _unstaged(site: Site) -> str:
     """The site's path, as that of its last stage."""
     return site.path if site.stage == FINAL else site.path.removesuffix(f"/{site.stage}")
-
-
-def _matcher(pattern: str) -> Callable[[str], bool]:
-    if pattern == "*":
-        return lambda _: True
-    if pattern.startswith("re:"):
-        try:
-            expression = re.compile(pattern[3:])
-        except re.error as error:
-            raise SondeError(f"`{pattern}` is not a regular expression: {error}.") from None
-        return lambda text: expression.fullmatch(text) is not None
-    glob = re.compile(translate(pattern))
-    return lambda text: text == pattern or glob.match(text) is not None
-
-
-def _is_pattern(text: str) -> bool:
-    return text.startswith("re:") or any(c in text for c in "*?[")
 
 
 def _listed(names: Iterable[str], limit: int = 8) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, overload
 
 from sonde._errors import SondeError, SondeWarning
-from sonde.store import packing
+from sonde.store import packing, patterns
 from sonde.store.documents import DamagedError
 from sonde.store.selection import Selection, Steps
 from sonde.store.tensors import TensorReader
@@ -224,9 +224,7 @@ def _names(run: Run, pattern: str) -> list[str]:
         raise SondeError(f"Nothing was traced in `{run.name}`. `sonde.trace(model, [...])` does.")
     found = [name for name in known if matches(pattern, name)]
     if not found:
-        import difflib
-
-        near = difflib.get_close_matches(pattern, known, _SHOWN, cutoff=0.4) or known[:_SHOWN]
+        near = patterns.nearest(pattern, known, _SHOWN, cutoff=0.4) or known[:_SHOWN]
         shown = ", ".join(f"`{n}`" for n in near)
         raise SondeError(f"`{pattern}` was not traced in `{run.name}`. Traced were: {shown}.")
     return found
@@ -234,14 +232,6 @@ def _names(run: Run, pattern: str) -> list[str]:
 
 def matches(pattern: str, name: str) -> bool:
     """As in `sonde.trace`: `*` is one component of a name, `**` any number of them."""
-    return _parts_match(pattern.split("."), name.split("."))
-
-
-def _parts_match(parts: Sequence[str], names: Sequence[str]) -> bool:
-    if not parts:
-        return not names
-    if parts[0] == "**":
-        return any(_parts_match(parts[1:], names[n:]) for n in range(len(names) + 1))
-    if not names or not (parts[0] == "*" or parts[0] == names[0]):
-        return False
-    return _parts_match(parts[1:], names[1:])
+    return patterns.components_match(
+        pattern.split("."), name.split("."), lambda part, one: part in {"*", one}
+    )

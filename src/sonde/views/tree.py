@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from fnmatch import translate
 from typing import Final
 
-from sonde._errors import SondeError
 from sonde.graph.folding import Branch
+from sonde.store import patterns
 from sonde.views import ids
 from sonde.views.questions import SearchQuestion, TreeQuestion
 from sonde.views.specs import Hit, Hits, Instance, Tree, TreeNode
@@ -16,8 +13,6 @@ from sonde.views.subject import MAX_LABEL, MAX_PATH, Structure, Subject, shown
 
 _MAX_NODES: Final = 5000
 _MAX_INSTANCES: Final = 1024
-_MAX_EXPRESSION: Final = 100
-_MAX_REPEATS: Final = 3
 
 
 def answer(subject: Subject, question: TreeQuestion) -> Tree:
@@ -44,8 +39,9 @@ def answer(subject: Subject, question: TreeQuestion) -> Tree:
 def search(subject: Subject, question: SearchQuestion) -> Hits:
     """Modules whose path matches, those that match closest to their end first."""
     structure = subject.structure
-    matches = _matcher(question.q)
-    found = [b for b in structure.tree.branches if matches(b.module.path)]
+    branches = structure.tree.branches
+    meant = _matching(question.q, [b.module.path for b in branches])
+    found = [b for b, is_meant in zip(branches, meant, strict=True) if is_meant]
     found.sort(
         key=lambda b: (_rank(b.module.path, question.q), structure.tree.index[b.module.path])
     )
@@ -99,30 +95,19 @@ def _hit(structure: Structure, branch: Branch) -> Hit:
     )
 
 
-def _matcher(q: str) -> Callable[[str], bool]:
+def _matching(q: str, paths: list[str]) -> list[bool]:
+    """For each path whether it is meant. Only as much of a path as can be shown is looked at."""
     if q.startswith("="):
         wanted = "" if q == "=." else q[1:]
-        return lambda path: path == wanted
-    if q.startswith("re:"):
-        expression = _expression(q[3:])
-        return lambda path: expression.search(path[:MAX_PATH]) is not None
-    if any(c in q for c in "*?["):
-        glob = re.compile(translate(q.lower()))
-        return lambda path: glob.match(path[:MAX_PATH].lower()) is not None
+        return [path == wanted for path in paths]
+    shorter = [path[:MAX_PATH] for path in paths]
+    if q.startswith(patterns.EXPRESSION):
+        return patterns.search(q.removeprefix(patterns.EXPRESSION), shorter, ignore_case=True)
+    if patterns.is_pattern(q):
+        glob = patterns.glob_matcher(q.lower())
+        return [glob(path.lower()) for path in shorter]
     words = q.lower().split()
-    return lambda path: all(word in path.lower() for word in words)
-
-
-def _expression(text: str) -> re.Pattern[str]:
-    """A regular expression; refused if it could take for ever: one with repeated groups, or with
-    more than a few repeats."""
-    repeats = len(re.findall(r"[+*{]", text))
-    if len(text) > _MAX_EXPRESSION or repeats > _MAX_REPEATS or re.search(r"\)[+*{]", text):
-        raise SondeError(f"`re:{shown(text, 60)}` is too involved. Use a glob: `*.attn.*`.")
-    try:
-        return re.compile(text, re.IGNORECASE)
-    except (re.error, RecursionError) as error:
-        raise SondeError(f"`re:{shown(text, 60)}` is not a regular expression: {error}.") from None
+    return [all(word in path.lower() for word in words) for path in paths]
 
 
 def _rank(path: str, q: str) -> int:
