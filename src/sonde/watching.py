@@ -25,14 +25,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
+from weakref import ref
 
 from sonde._errors import SondeError, SondeWarning
 from sonde.capture.budget import Budget
 from sonde.capture.drain import Drain
+from sonde.capture.launch import rank_and_world
 from sonde.capture.plan import Every, Plan, kinds_of, phases_of, schedule_of, selector_of
 from sonde.record import Sink
-from sonde.store import Writer
+from sonde.store.claims import RankTakenError
 from sonde.store.locations import check_name
+from sonde.store.writer import Writer
 
 if TYPE_CHECKING:
     from sonde.capture.torch import Session
@@ -88,8 +91,10 @@ def watch(
         max_calls: Calls of one module in one pass that are told apart; more are skipped and
             counted.
         strict: Raise errors of the recording instead of going on without the part that failed.
-        rank: Rank of this process; by default `RANK` in the environment, or 0.
-        world_size: How many processes train together; by default `WORLD_SIZE`, or 1.
+        rank: Rank of this process; by default what the launcher says (`RANK` of torchrun,
+            `SLURM_PROCID` of srun, `OMPI_COMM_WORLD_RANK` of mpirun), or 0. A rank is written by
+            one process at a time; any other records nothing, with a warning.
+        world_size: How many processes train together; by default what the launcher says, or 1.
         flush_s: What is recorded is safe on disk after this many seconds.
         reference: A model to compare with, see `Watch.set_reference`; `"init"` for a copy of this
             one as it is now.
@@ -97,7 +102,8 @@ def watch(
             0.02 for 2 %. How many were left out is in the run.
 
     Raises:
-        SondeError: If something in the arguments is wrong; nothing has been changed then.
+        SondeError: If something in the arguments is wrong, or another process still writes the run
+            to resume; nothing has been changed then.
     """
     if os.environ.get("SONDE", "").lower() in ("off", "0", "false", "no"):
         return Watch.inert()
@@ -125,6 +131,7 @@ def watch(
         "overhead_budget": overhead_budget,
     }
     path, first = _run_path(Path(dir), name, resume=resume, step=step)
+    rank, world_size = rank_and_world(rank, world_size)
     voice = _Voice()
     drain = Drain()
     session = torch.Session(model, optimizers, plan, budget or schedule, drain, step=first)
@@ -134,16 +141,20 @@ def watch(
         # Last: a watch that fails leaves no run behind.
         writer = Writer(
             path,
-            rank=_from_environment("RANK", rank, 0),
-            world_size=_from_environment("WORLD_SIZE", world_size, 1),
+            rank=rank,
+            world_size=world_size,
             config={"watch": described, "user": config},
             resume_from_step=first if resume else None,
             flush_s=flush_s,
             on_problem=voice.warn,
         )
-    except BaseException:
+    except BaseException as error:
         session.close()
-        raise
+        if not isinstance(error, RankTakenError) or resume or strict:
+            raise
+        voice.warn(f"This process records nothing. {error}")
+        _UNRECORDED.append(ref(model))
+        return Watch.inert()
     drain.start([writer, *sinks])
     return Watch(session, drain, writer, voice, every, budget)
 
@@ -424,6 +435,9 @@ class _Voice:
 _OLDEST_TORCH: Final = "2.11"
 """The oldest that was tried. There, gradients inside of compiled code are left out, and told."""
 
+_UNRECORDED: Final[list[ref[Any]]] = []
+"""Models whose watch records nothing, because another process writes their rank."""
+
 _OPEN: set[Watch] = set()
 """Watches that are not closed, for `unwatch` and for forked children."""
 
@@ -457,13 +471,6 @@ def _run_path(
     with open_run(folder / (name or "latest")) as run:
         last = max(run.steps, default=-1)
         return Path(run.path), last + 1 if step is None else step
-
-
-def _from_environment(variable: str, given: int | None, default: int) -> int:
-    if given is not None:
-        return given
-    value = os.environ.get(variable, "")
-    return int(value) if value.isdigit() else default
 
 
 def _at_least_one(argument: str, value: int) -> int:

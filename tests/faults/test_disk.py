@@ -299,4 +299,4 @@ except Exception as error:
         done = subprocess.run(
             [sys.executable, "-c", script], capture_output=True, text=True, check=True
         )
-        assert done.stdout.strip() == "RunError"
+        assert done.stdout.strip() == "RankTakenError"

@@ -208,10 +208,9 @@ def test_two_writers_in_one_process_do_not_meet(tmp_path):
 
 
 def test_the_same_rank_twice_makes_two_attempts(tmp_path):
-    first = Writer(tmp_path / "run", resume_from_step=0)
-    second = Writer(tmp_path / "run", resume_from_step=0)
-    assert {first.attempt.number, second.attempt.number} == {0, 1}
-    for writer in (first, second):
+    for number in (0, 1):
+        writer = Writer(tmp_path / "run", resume_from_step=0)
+        assert writer.attempt.number == number
         writer.sites(made.sites(1))
         writer.sketches(made.batch(writer.attempt.number, 1))
         writer.close()

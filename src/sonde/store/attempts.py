@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import combinations, groupby
 from typing import Any, Final, Literal
 
 from sonde.store import documents, provenance
 from sonde.store.documents import DamagedError, Document
-from sonde.store.files import Files, publish
-from sonde.store.segments import Attempt, rank_folder
+from sonde.store.segments import Attempt
 
 FOLDER: Final = "ranks"
 STALE_S: Final = 30.0
 """A heartbeat older than this, of a process that cannot be looked at, counts as dead."""
 
 _OVER_S: Final = 3600.0
+_CLOCKS_DIFFER_NS: Final = 60 * 10**9
+"""How far the clocks of two machines may be apart."""
 
 Status = Literal["live", "finished", "failed", "crashed"]
 
@@ -61,14 +63,14 @@ class AttemptRecord:
         """Whether it still writes, and if not, how it ended."""
         if self.end:
             return "failed" if (self.reason or "").startswith("failed") else "finished"
-        alive = self._is_process_alive()
+        alive = self.is_process_alive()
         if alive is not None:
             return "live" if alive else "crashed"
         return "live" if self._silent_s(now_ns) < STALE_S else "crashed"
 
     def is_over(self, now_ns: int | None = None) -> bool:
         """Whether it surely writes no more. Stricter than `status`, for those who act on it."""
-        alive = None if self.end else self._is_process_alive()
+        alive = None if self.end else self.is_process_alive()
         if self.end or alive is not None:
             return not alive
         return self._silent_s(now_ns) > _OVER_S
@@ -79,8 +81,8 @@ class AttemptRecord:
         wall = _integer(self.heartbeat.get("wall_ns") or self.start.get("wall_ns")) or 0
         return (now_ns - max(wall, self.heartbeat_ns)) / 1e9
 
-    def _is_process_alive(self) -> bool | None:
-        """None when it runs where its process id says nothing here."""
+    def is_process_alive(self) -> bool | None:
+        """Whether its process lives; None when it runs where process ids say nothing here."""
         pid, space = _integer(self.start.get("pid")), self.start.get("process_space")
         here = provenance.process_space()
         if pid is None or pid <= 0 or not here or space != here:
@@ -91,23 +93,10 @@ class AttemptRecord:
         return began is not None and began == self.start.get("process_start")
 
 
-def claim(files: Files, root: str, rank: int, taken: Iterable[Attempt]) -> Attempt:
-    """A new attempt of the rank, with a number that nobody else has."""
-    number = 1 + max((a.number for a in taken if a.rank == rank), default=-1)
-    while True:
-        mark = os.path.join(root, FOLDER, f".claim-{rank_folder(rank)}.a{number:04d}")
-        try:
-            files.close(files.create(mark))
-        except FileExistsError:
-            number += 1
-            continue
-        return Attempt(rank, number, os.urandom(2).hex())
-
-
-def begin(files: Files, root: str, attempt: Attempt, **facts: object) -> None:
-    """Publish the start of an attempt."""
+def start_of(attempt: Attempt, **facts: object) -> Document:
+    """What the start file of an attempt of this process says."""
     pid = os.getpid()
-    start = {
+    return {
         **facts,
         **identity(attempt),
         "pid": pid,
@@ -117,8 +106,6 @@ def begin(files: Files, root: str, attempt: Attempt, **facts: object) -> None:
         "wall_ns": time.time_ns(),
         "monotonic_ns": time.monotonic_ns(),
     }
-    folder = os.path.join(root, FOLDER)
-    publish(files, folder, f"{attempt.stem}.json", documents.dump(start))
 
 
 def identity(attempt: Attempt) -> dict[str, object]:
@@ -126,16 +113,12 @@ def identity(attempt: Attempt) -> dict[str, object]:
     return {"rank": attempt.rank, "attempt": attempt.number, "token": attempt.token}
 
 
-def names(root: str) -> set[Attempt]:
-    """Every attempt that has a file, sound or not."""
-    return {attempt for attempt, _ in _listed(root).values()}
-
-
 class AttemptReader:
-    """Reads the attempts of a run again and again, opening only the files that changed."""
+    """Reads the attempts of a run, or of one rank, again and again; opens only what changed."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, rank: int | None = None) -> None:
         self._root = root
+        self._rank = rank
         self._cache: dict[str, tuple[tuple[int, int, int], Document | DamagedError]] = {}
 
     def read(self) -> tuple[dict[Attempt, AttemptRecord], dict[str, str]]:
@@ -143,6 +126,8 @@ class AttemptReader:
         parts: dict[Attempt, dict[str, Any]] = {}
         problems: dict[str, str] = {}
         for name, (attempt, part) in _listed(self._root).items():
+            if self._rank is not None and attempt.rank != self._rank:
+                continue
             kept = parts.setdefault(attempt, {})
             try:
                 document, written_ns = self._load(name)
@@ -155,7 +140,8 @@ class AttemptReader:
                 continue
             if part == "heartbeat":
                 kept["heartbeat_ns"] = written_ns
-        return {a: AttemptRecord(a, **kept) for a, kept in sorted(parts.items())}, problems
+        records = {a: AttemptRecord(a, **kept) for a, kept in sorted(parts.items())}
+        return records, {**problems, **_overlaps(records)}
 
     def _load(self, name: str) -> tuple[Document, int]:
         path = os.path.join(self._root, FOLDER, name)
@@ -194,6 +180,36 @@ def _listed(root: str) -> dict[str, tuple[Attempt, str]]:
             attempt = Attempt(int(match[1]), int(match[2]), match[3])
             found[name] = (attempt, _PARTS[match[4]])
     return found
+
+
+def _overlaps(records: Mapping[Attempt, AttemptRecord]) -> dict[str, str]:
+    """Attempts that began while an earlier one of the same rank was still writing."""
+    found = {}
+    for rank, several in groupby(records.values(), key=lambda record: record.attempt.rank):
+        for earlier, later in combinations(several, 2):
+            if not _wrote_after(earlier, later):
+                continue
+            resume = later.resume_from_step
+            counts = (
+                "both count" if resume is None else f"from step {resume} on only this one counts"
+            )
+            found[f"{FOLDER}/{later.attempt.stem}.json"] = (
+                f"was written at the same time as attempt {earlier.attempt.number} of rank {rank}; "
+                f"{counts}"
+            )
+    return found
+
+
+def _wrote_after(earlier: AttemptRecord, later: AttemptRecord) -> bool:
+    """Whether the earlier attempt gave a sign of life after the later one had begun."""
+    space = earlier.start.get("process_space")
+    is_same_clock = bool(space) and space == later.start.get("process_space")
+    clock = "monotonic_ns" if is_same_clock else "wall_ns"
+    began = _integer(later.start.get(clock))
+    last = _integer(earlier.latest.get(clock))
+    if began is None or last is None:
+        return False
+    return last - began > (0 if is_same_clock else _CLOCKS_DIFFER_NS)
 
 
 def _agree(document: Document, attempt: Attempt) -> None:

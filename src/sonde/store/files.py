@@ -11,9 +11,10 @@ import errno
 import os
 from typing import Final, Protocol
 
-_NO_HARD_LINKS: Final = frozenset(
+NO_HARD_LINKS: Final = frozenset(
     {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EACCES}
 )
+"""How a file system says that it has no hard links."""
 
 _NO_FOLDER_SYNC: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP})
 
@@ -105,9 +106,9 @@ def publish(files: Files, folder: str, name: str, data: bytes) -> OSError | None
     the other files the first writer wins. Returns the error of a step after the file had its name
     (it is there, but may not survive a power cut), raises if it has no name.
     """
-    temporary = _temporary(folder, name)
+    temporary = temporary_name(folder, name)
     try:
-        _write(files, temporary, data)
+        write_new(files, temporary, data)
         _name(files, temporary, os.path.join(folder, name))
     finally:
         with contextlib.suppress(OSError):
@@ -121,9 +122,9 @@ def publish(files: Files, folder: str, name: str, data: bytes) -> OSError | None
 
 def replace(files: Files, folder: str, name: str, data: bytes) -> None:
     """Put `data` in place of `folder/name`: a reader sees the old or the new, whole."""
-    temporary = _temporary(folder, name)
+    temporary = temporary_name(folder, name)
     try:
-        _write(files, temporary, data)
+        write_new(files, temporary, data)
         files.rename(temporary, os.path.join(folder, name))
     except OSError:
         with contextlib.suppress(OSError):
@@ -131,13 +132,14 @@ def replace(files: Files, folder: str, name: str, data: bytes) -> None:
         raise
 
 
-def _temporary(folder: str, name: str) -> str:
+def temporary_name(folder: str, name: str) -> str:
     """A name that no reader takes for the real thing: hidden, and not ending like it."""
     stem = os.path.splitext(name)[0]
     return os.path.join(folder, f".tmp-{os.urandom(6).hex()}-{stem}")
 
 
-def _write(files: Files, path: str, data: bytes) -> None:
+def write_new(files: Files, path: str, data: bytes) -> None:
+    """Make a file that does not exist yet, durable but for its name."""
     fd = files.create(path)
     try:
         rest = memoryview(data)
@@ -156,7 +158,7 @@ def _name(files: Files, source: str, target: str) -> None:
     except OSError as error:
         if _is_there(files, target, error):
             return
-        if error.errno not in _NO_HARD_LINKS:
+        if error.errno not in NO_HARD_LINKS:
             raise
         _rename(files, source, target)
 

@@ -24,7 +24,7 @@ from typing import Final, Literal, Self
 
 from sonde._errors import RunError
 from sonde.record import Event, GraphPart, NumberBatch, SiteInfo, SketchBatch
-from sonde.store import attempts, locations
+from sonde.store import attempts, claims, locations
 from sonde.store.files import Files, LocalFiles
 from sonde.store.keeping import Keeper, Taken
 from sonde.store.rows import graph_rows, size_bytes
@@ -97,6 +97,7 @@ class Writer:
 
         Raises:
             RunError: The directory cannot be written, is not a run, or is one that must be resumed.
+            RankTakenError: Another writer writes this rank of the run now.
         """
         _check_arguments(rank, world_size, flush_s, resume_from_step)
         self._files = files or LocalFiles()
@@ -306,6 +307,7 @@ class Writer:
                     return
             self._switch_off()
         finally:
+            claims.release(self.run_id, self.attempt)
             self._is_done.set()
             with self._changed:
                 self._changed.notify_all()
@@ -389,23 +391,13 @@ def _begin(
     world_size: int,
     resume_from_step: int | None,
 ) -> Attempt:
-    before = attempts.names(root)
-    if resume_from_step is None and any(a.rank == rank for a in before):
-        raise RunError(
-            f"There is already a run of rank {rank} in `{root}`. "
-            "Choose another `name`, or continue that run with `resume=True`."
-        )
+    facts = {
+        "run_id": about["run_id"],
+        "world_size": world_size,
+        "resume_from_step": resume_from_step,
+    }
     try:
         files.mkdir(os.path.join(root, attempts.FOLDER))
-        attempt = attempts.claim(files, root, rank, before)
-        attempts.begin(
-            files,
-            root,
-            attempt,
-            run_id=about["run_id"],
-            world_size=world_size,
-            resume_from_step=resume_from_step,
-        )
+        return claims.claim(files, root, rank, facts)
     except OSError as error:
         raise RunError(f"Cannot write to `{root}`: {error.strerror or error}.") from error
-    return attempt

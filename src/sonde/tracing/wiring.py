@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from sonde._errors import SondeError
+from sonde.capture.launch import rank_and_world
 from sonde.capture.plan import Every, schedule_of
 from sonde.record import Event
 from sonde.tracing import callbacks
@@ -114,6 +115,8 @@ def trace(
     _check_numbers(gather_every, budget_bytes, timeout_s, step)
     schedule, phases = schedule_of(every), _phases(phase)
     watch = _watch_of(model)
+    if into in ("auto", "run") and watch is None and _is_unrecorded(model):
+        return Trace.inert()
     troubles = Troubles(strict=strict)
     budget = Budget(budget_bytes)
     destination, writer = _destination(into, watch)
@@ -328,6 +331,12 @@ def _watch_of(model: Any) -> Watch | None:
     return next((w for w in list(watching._OPEN) if w.watches(model)), None)
 
 
+def _is_unrecorded(model: Any) -> bool:
+    """Whether the watch of the model records nothing: another process writes its rank."""
+    watching = sys.modules.get("sonde.watching")
+    return watching is not None and any(r() is model for r in watching._UNRECORDED)
+
+
 def _destination(into: object, watch: Watch | None) -> tuple[Destination, Any]:
     """Where values go, and the writer of the run if it is one."""
     if isinstance(into, HDF5):
@@ -386,8 +395,7 @@ def _own_rank(writer: Any) -> int:
     found = distributed.rank_and_world()
     if found is not None:
         return found[0]
-    text = os.environ.get("RANK", "")
-    return int(text) if text.isdigit() else 0
+    return rank_and_world()[0]
 
 
 def _phases(phase: str | Iterable[str]) -> frozenset[str]:
