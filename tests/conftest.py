@@ -1,5 +1,7 @@
 """What all tests share."""
 
+import logging
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -97,3 +99,19 @@ def watching(tmp_path):
     yield start
     for watch in opened:
         watch.close()
+
+
+@pytest.fixture(autouse=True)
+def unheard():
+    """Warnings that were logged because warnings are errors in tests.
+
+    A test that expects one takes it from the list; any other fails its test.
+    """
+    texts = []
+    handler = logging.Handler()
+    handler.emit = lambda record: texts.append(record.getMessage())
+    logger = logging.getLogger("sonde.warnings")
+    logger.addHandler(handler)
+    yield texts
+    logger.removeHandler(handler)
+    assert texts == [], "a test warned of something it did not expect"

@@ -18,7 +18,6 @@ import secrets
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
@@ -27,11 +26,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import ref
 
-from sonde._errors import SondeError, SondeWarning
+from sonde._errors import SondeError
 from sonde.capture.budget import Budget
 from sonde.capture.drain import Drain
 from sonde.capture.launch import rank_and_world
 from sonde.capture.plan import Every, Plan, kinds_of, phases_of, schedule_of, selector_of
+from sonde.capture.voice import Voice
 from sonde.record import Sink
 from sonde.store.claims import RankTakenError
 from sonde.store.locations import check_name
@@ -132,7 +132,7 @@ def watch(
     }
     path, first = _run_path(Path(dir), name, resume=resume, step=step)
     rank, world_size = rank_and_world(rank, world_size)
-    voice = _Voice()
+    voice = Voice()
     drain = Drain()
     session = torch.Session(model, optimizers, plan, budget or schedule, drain, step=first)
     try:
@@ -174,7 +174,7 @@ class Watch:
         session: Session | None,
         drain: Drain | None,
         writer: Writer | None,
-        voice: _Voice,
+        voice: Voice,
         every: Every | None,
         budget: Budget | None = None,
     ) -> None:
@@ -200,7 +200,7 @@ class Watch:
     @classmethod
     def inert(cls) -> Watch:
         """A watch that does nothing: `SONDE=off`."""
-        return cls(None, None, None, _Voice(), None)
+        return cls(None, None, None, Voice(), None)
 
     def __enter__(self) -> Self:
         return self
@@ -259,7 +259,12 @@ class Watch:
         if self._is_off():
             return
         assert self._session is not None
-        self._session.log({**(values or {}), **more}, step=step, refuse=self._refuse)
+        try:
+            self._session.log({**(values or {}), **more}, step=step, refuse=self._refuse)
+        except SondeError:
+            raise  # as a strict watch wants it
+        except Exception as error:
+            self._refuse(f"Numbers were not logged: {type(error).__name__}: {error}")
 
     def step(self, **scalars: Any) -> None:
         """End the step by hand, after logging the scalars. Only where no optimizer was given."""
@@ -418,18 +423,6 @@ class Watch:
             dropped_steps=capture.dropped_steps,
             step=capture.step,
         )
-
-
-class _Voice:
-    """Warns of each thing once."""
-
-    def __init__(self) -> None:
-        self._said: set[str] = set()
-
-    def warn(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            warnings.warn(text, SondeWarning, stacklevel=3)
 
 
 _OLDEST_TORCH: Final = "2.11"

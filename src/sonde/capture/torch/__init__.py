@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -94,14 +95,20 @@ class Session:
         self, values: dict[str, Any], *, step: int | None, refuse: Callable[[str], None]
     ) -> None:
         """Numbers of a step. Tensors are not waited for; what is no number is refused."""
+        if step is not None and not _is_step(step):
+            kind = type(step).__name__
+            refuse(f"Numbers were not logged: `step` must be an int of 0 or more, got {kind}.")
+            return
         numbers: dict[str, float | Callable[[], float]] = {}
         for name, value in values.items():
             try:
+                if not isinstance(name, str):
+                    raise TypeError(f"a name must be a str, got {type(name).__name__}")
                 numbers[name] = _number(value)
             except Exception as error:
                 refuse(f"`{name}` was not logged: {error}")
         if numbers:
-            label = self.capture.label if step is None else step
+            label = self.capture.label if step is None else int(step)
             for name, number in numbers.items():
                 self.observer.remember(label, name, number)
             phase = self.capture._forced or "train"
@@ -165,6 +172,12 @@ def _described(given: object) -> str:
     return f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
 
 
+def _is_step(given: object) -> bool:
+    """Whether it is a number of a step. (A tensor may have to come from a device.)"""
+    is_whole = isinstance(given, Integral) and not isinstance(given, bool)
+    return is_whole and 0 <= int(given) < 2**63  # type: ignore[call-overload]  # it is Integral
+
+
 def _number(value: Any) -> float | Callable[[], float]:
     """A number now, or later if it has to come from a device. `Any`: what a user logs."""
     if isinstance(value, Tensor):
@@ -173,6 +186,8 @@ def _number(value: Any) -> float | Callable[[], float]:
                 f"it must be one number, got a tensor of shape {tuple(value.shape)}. "
                 f"Reduce it first, for example with .mean()."
             )
+        if value.is_meta:
+            raise ValueError("it must be one number, got a tensor without data (device meta).")
         if value.device.type == "cpu":
             return float(value.detach())
         return arrivals.number(value)

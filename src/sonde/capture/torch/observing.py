@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from sonde.capture.drain import Numbers
 from sonde.capture.leaves import leaves
+from sonde.capture.recent import Recent
 from sonde.capture.rows import QUICK_PHASE, Spot
 from sonde.capture.torch import attention
 from sonde.capture.torch.asking import Asker
@@ -63,7 +64,7 @@ class Observer:
         self._choices = Choices(lambda: capture.structure)
         self._given: dict[tuple[str, int], Tensor | None] = {}
         self._told: set[tuple[str, str]] = set()
-        self._recent: dict[int, list[Sent | tuple[str, Any]]] = {}
+        self._recent = Recent(steps=_REMEMBERED)
 
     # -- what is asked for ---------------------------------------------------------------------
 
@@ -264,18 +265,18 @@ class Observer:
 
     def remember(self, step: int, name: str, value: Any) -> None:
         """A scalar that was logged for a step, for `numbers_of`."""
-        self._room_for(step).append((name, value))
+        self._recent.put(step, name, value)
 
     def numbers_of(self, step: int | None) -> dict[str, float]:
         """The numbers of a step (the last one by default) by flat key. Waits for them."""
-        if step is None:
-            step = max(self._recent, default=0)
         found: dict[str, float] = {}
-        for one in list(self._recent.get(step, [])):
-            if isinstance(one, Sent):
-                found |= one.flat()
+        for name, value in self._recent.of(
+            self._recent.last_step if step is None else step
+        ).items():
+            if isinstance(value, Sent):
+                found |= value.flat()
             else:
-                found[one[0]] = one[1]() if callable(one[1]) else one[1]
+                found[name] = value() if callable(value) else value
         return found
 
     def _end_step(self) -> None:
@@ -292,7 +293,7 @@ class Observer:
         with Quiet(torch.device("cpu")):
             sent = self.tallies.take(lambda key, error: self.asker.failed(key, key, error))
         for (phase, step), numbers in sent.items():
-            self._room_for(step).append(numbers)
+            self._recent.put(step, numbers, numbers)
             self.capture.drain.put(
                 Numbers(
                     step,
@@ -311,12 +312,6 @@ class Observer:
         for i in np.flatnonzero(np.isnan(values)):
             self.tell_once(sent.labels[i].name, "metric_nan", "is not a number")
         return values
-
-    def _room_for(self, step: int) -> list[Any]:
-        found = self._recent.setdefault(step, [])
-        while len(self._recent) > _REMEMBERED:
-            del self._recent[min(self._recent)]
-        return found
 
     # -- inside --------------------------------------------------------------------------------
 
