@@ -91,6 +91,17 @@ test("data flows down, or to the right", () => {
   expect(right.boxes.get("a")!.x).toBeLessThan(right.boxes.get("b")!.x);
 });
 
+test("boxes may have any name", () => {
+  const names = ["__proto__", "constructor", "toString", "hasOwnProperty", "valueOf", ""];
+  const edges = names.slice(1).map((name, i) => edge(names[i], name));
+  const { boxes, routes } = layoutLevel(names.map(box), edges, SIZE, "TB", true);
+  expect([...boxes.keys()]).toEqual(names);
+  expect(routes.map((r) => r.edge)).toEqual(edges);
+  const tops = names.map((name) => boxes.get(name)?.y);
+  expect(tops).toEqual([...tops].sort((a, b) => (a ?? 0) - (b ?? 0)));
+  expect(new Set(tops).size).toBe(names.length);
+});
+
 test("without a flow, and with too many boxes, they stand in order and do not overlap", () => {
   const nodes = Array.from({ length: 500 }, (_, i) => box(String(i)));
   const grid = layoutLevel(nodes, [edge("0", "1")], SIZE, "TB", true);

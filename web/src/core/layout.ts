@@ -51,20 +51,24 @@ export function layoutLevel(
     marginy: 8,
   });
   graph.setDefaultEdgeLabel(() => ({}));
-  for (const node of nodes) graph.setNode(node.id, { ...size(node) });
-  const known = edges.filter(
-    (e) => e.source !== e.target && graph.hasNode(e.source) && graph.hasNode(e.target),
-  );
-  for (const edge of known) graph.setEdge(edge.source, edge.target, { weight: 1 });
+  // Dagre keeps nodes in plain objects, where a module named `__proto__` is not a key: it gets
+  // numbers in place of names.
+  const keys = new Map(nodes.map((node, i) => [node.id, `n${i}`]));
+  for (const [i, node] of nodes.entries()) graph.setNode(`n${i}`, { ...size(node) });
+  const known = edges.flatMap((edge) => {
+    const [source, target] = [keys.get(edge.source), keys.get(edge.target)];
+    return source && target && source !== target ? [{ edge, source, target }] : [];
+  });
+  for (const { source, target } of known) graph.setEdge(source, target, { weight: 1 });
   dagre(graph);
   const boxes = new Map<string, Box>();
-  for (const node of nodes) {
-    const { x, y, width, height } = graph.node(node.id) as Box;
+  for (const [i, node] of nodes.entries()) {
+    const { x, y, width, height } = graph.node(`n${i}`) as Box;
     boxes.set(node.id, { id: node.id, x: x - width / 2, y: y - height / 2, width, height });
   }
-  const routes = known.map((edge) => ({
+  const routes = known.map(({ edge, source, target }) => ({
     edge,
-    points: (graph.edge(edge.source, edge.target) as { points: Route["points"] }).points,
+    points: (graph.edge(source, target) as { points: Route["points"] }).points,
   }));
   const whole = graph.graph() as { width?: number; height?: number };
   return { boxes, routes, width: whole.width ?? 0, height: whole.height ?? 0, isGrid: false };

@@ -3,7 +3,10 @@
 import { Component, type ComponentChildren } from "preact";
 
 interface Props {
+  /** What could not be drawn, as the beginning of a sentence. */
   what: string;
+  /** What it is drawn from. When that changes, drawing is tried again. */
+  of?: unknown;
   children: ComponentChildren;
 }
 
@@ -15,13 +18,17 @@ export class Boundary extends Component<Props, { error: Error | null }> {
     this.setState({ error });
   }
 
+  override componentDidUpdate(before: Props): void {
+    if (before.of !== this.props.of && this.state.error) this.setState({ error: null });
+  }
+
   override render() {
     const { error } = this.state;
     if (!error) return this.props.children;
     return (
-      <div class="state" role="alert">
+      <div class="state failed" role="alert">
         <h3>{this.props.what} could not be drawn</h3>
-        <p>Everything else goes on working.</p>
+        <p>The rest of the page still works.</p>
         <pre>{error.message}</pre>
         <button type="button" class="button" onClick={() => this.setState({ error: null })}>
           Try again

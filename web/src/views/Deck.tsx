@@ -15,12 +15,12 @@ export function Deck() {
   return (
     <div class={`deck ${isDropping ? "dropping" : ""}`} data-deck>
       {hasPreview && (
-        <Boundary what="The preview" key={on}>
+        <Boundary what="The preview" key={on} of={run}>
           <PanelCard run={run} node={on} letter={null} />
         </Boundary>
       )}
       {pins.map((p) => (
-        <Boundary what={`Panel ${p.letter}`} key={`${p.letter} ${p.node ?? p.module}`}>
+        <Boundary what={`Panel ${p.letter}`} key={`${p.letter} ${p.node ?? p.module}`} of={run}>
           <PanelCard run={run} node={p.node} module={p.module} letter={p.letter} />
         </Boundary>
       ))}

@@ -5,6 +5,7 @@ import type { Crumb, GraphLevel, LevelQuestion } from "../api.gen";
 import { useApp, useCommand, useQuery, useSettled } from "../app/hooks";
 import { perform } from "../app/keyboard";
 import { count } from "../core/format";
+import { Boundary } from "./Boundary";
 import { Button, Icon, Segments } from "./Controls";
 import { GraphView } from "./GraphView";
 import { windowOf } from "./heatquery";
@@ -97,11 +98,13 @@ export function ExplorePage() {
         </Empty>
       )}
       {data && data.nodes.length > 0 && (
-        <GraphView
-          level={data}
-          tint={tint.data?.node === data.node ? tint.data : null}
-          isStale={isLoading}
-        />
+        <Boundary what="The graph" of={data}>
+          <GraphView
+            level={data}
+            tint={tint.data?.node === data.node ? tint.data : null}
+            isStale={isLoading}
+          />
+        </Boundary>
       )}
       {data && <Notes level={data} tintProblem={tint.error?.message ?? ""} />}
     </div>

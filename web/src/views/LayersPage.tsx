@@ -1,13 +1,14 @@
 /** All layers, large: grouped, folded, sorted; a click opens the cell. */
 
 import { useApp } from "../app/hooks";
+import { Boundary } from "./Boundary";
 import { Button, Select } from "./Controls";
 import { Drawer } from "./Drawer";
 import { HeatPanel } from "./HeatPanel";
 
 export function LayersPage() {
   const app = useApp();
-  const { norm, aggregate, order, colour, map, areRowsFolded } = app.state.value;
+  const { norm, aggregate, order, colour, map, areRowsFolded, site } = app.state.value;
   return (
     <div class="layers">
       <div class="subbar" role="toolbar" aria-label="Heatmap">
@@ -70,8 +71,12 @@ export function LayersPage() {
           fold ×N
         </Button>
       </div>
-      <HeatPanel least={13} most={26} />
-      <Drawer />
+      <Boundary what="The heatmap" of={app.run.value}>
+        <HeatPanel least={13} most={26} />
+      </Boundary>
+      <Boundary what="The tensor at the cursor" of={site}>
+        <Drawer />
+      </Boundary>
     </div>
   );
 }

@@ -6,7 +6,8 @@ import type { App } from "../app/app";
 import { useApp, useQuery, useSettled } from "../app/hooks";
 import { pin } from "../app/pins";
 import { setCursor } from "../app/time";
-import { ago, bytes, count, number, site } from "../core/format";
+import { ago, bytes, count, number, site as siteName } from "../core/format";
+import { Boundary } from "./Boundary";
 import { Button, Icon } from "./Controls";
 import { Drawer } from "./Drawer";
 import { HeatPanel } from "./HeatPanel";
@@ -27,15 +28,24 @@ const STATUS = {
 export function OverviewPage() {
   const app = useApp();
   const about = app.about.value;
+  const { site } = app.state.value;
   if (!about) return <Loading what="the run" />;
   return (
     <div class="overview">
-      <Cards about={about} />
+      <Boundary what="The summary" of={app.run.value}>
+        <Cards about={about} />
+      </Boundary>
       <div class="overview-body">
-        <HeatPanel least={0} most={22} />
-        <MoverList />
+        <Boundary what="The heatmap" of={app.run.value}>
+          <HeatPanel least={0} most={22} />
+        </Boundary>
+        <Boundary what="The list of movers" of={app.run.value}>
+          <MoverList />
+        </Boundary>
       </div>
-      <Drawer />
+      <Boundary what="The tensor at the cursor" of={site}>
+        <Drawer />
+      </Boundary>
     </div>
   );
 }
@@ -177,7 +187,7 @@ function NonfiniteCard() {
             title={`${first.site.name}: show it there`}
             onClick={() => show(app, first)}
           >
-            {site(first.site)}
+            {siteName(first.site)}
           </button>
         </p>
       )}
@@ -240,7 +250,7 @@ function MoverRows({ data, onShow }: { data: Movers; onShow: (mover: Mover) => v
             title={`${row.site.name}: open at the cursor`}
             onClick={() => onShow(row)}
           >
-            <span class="mover-name">{site(row.site)}</span>
+            <span class="mover-name">{siteName(row.site)}</span>
             <span class="mover-values dim number">
               {row.nonfinite_steps > 0
                 ? `in ${count(row.nonfinite_steps)} ${row.nonfinite_steps === 1 ? "step" : "steps"}`
@@ -257,7 +267,7 @@ function MoverRows({ data, onShow }: { data: Movers; onShow: (mover: Mover) => v
           </button>
           <Button
             icon="pin"
-            label={`Pin the module of ${site(row.site)}`}
+            label={`Pin the module of ${siteName(row.site)}`}
             isQuiet
             onClick={() => pin(app, { node: row.node, module: row.site.module })}
           />

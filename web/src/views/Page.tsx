@@ -33,9 +33,13 @@ export function Page() {
     <div class="app">
       <TopBar />
       <Banners />
-      {page === "runs" ? <RunsPage /> : <RunFrame />}
+      <Boundary what="This page" key={page === "runs" ? "runs" : "run"} of={app.run.value}>
+        {page === "runs" ? <RunsPage /> : <RunFrame />}
+      </Boundary>
       <StatusBar />
-      <Palette />
+      <Boundary what="The search" of={page}>
+        <Palette />
+      </Boundary>
       <HelpSheet />
       <DragGhost />
       <Toast />
@@ -48,6 +52,7 @@ function RunFrame() {
   const app = useApp();
   const { hasTree, page } = app.state.value;
   const hasDeck = hasPanels(app.state.value);
+  const run = app.run.value;
   const treeWidth = useSignal(232);
   // On a wide screen two panels stand side by side.
   const deckWidth = useSignal(
@@ -62,7 +67,7 @@ function RunFrame() {
       <div class="main">
         {hasTree && (
           <aside class="side" style={{ width: `${treeWidth.value}px` }} aria-label="Modules">
-            <Boundary what="The module tree">
+            <Boundary what="The module tree" of={run}>
               <ModuleTree />
             </Boundary>
           </aside>
@@ -77,7 +82,7 @@ function RunFrame() {
           />
         )}
         <main class="centre">
-          <Boundary what="This page" key={page}>
+          <Boundary what="This page" key={page} of={run}>
             {page === "overview" && <OverviewPage />}
             {page === "explore" && <ExplorePage />}
             {page === "layers" && <LayersPage />}
@@ -98,7 +103,7 @@ function RunFrame() {
           </Side>
         )}
       </div>
-      <Boundary what="The timeline">
+      <Boundary what="The timeline" of={run}>
         <Timeline />
       </Boundary>
     </>

@@ -1,7 +1,6 @@
 /** A panel: all that was recorded of a module, section by section. */
 
 import { useSignal } from "@preact/signals";
-import { Fragment } from "preact";
 import { useMemo, useRef } from "preact/hooks";
 import type { Panel, PanelSection } from "../api.gen";
 import { useApp, useOnScreen, useQuery, useSettled } from "../app/hooks";
@@ -9,6 +8,7 @@ import { movePin, pin, unpin } from "../app/pins";
 import { amount, kind as kindLabel, number, shape } from "../core/format";
 import { inkOn, parseHex } from "../core/lut";
 import { pinColour } from "../core/tokens";
+import { Boundary } from "./Boundary";
 import { Button, Icon } from "./Controls";
 import { followDrag } from "./drag";
 import { columnsFor, windowOf } from "./heatquery";
@@ -190,19 +190,19 @@ function Section({ run, section }: { run: string; section: PanelSection }) {
       </h3>
       {!isClosed &&
         section.sites.map((site) => (
-          <Fragment key={site.id}>
+          <Boundary key={site.id} what={site.label} of={run}>
             <Kymo run={run} site={site} />
             {site.kind === "local" && <VariableView run={run} site={site} />}
-          </Fragment>
+          </Boundary>
         ))}
       {!isClosed &&
         section.plain.map((site) => (
-          <Fragment key={site.id}>
+          <Boundary key={site.id} what={site.label} of={run}>
             <div class="plain-name cut" title={site.name}>
               {site.label}
             </div>
             <VariableView run={run} site={site} />
-          </Fragment>
+          </Boundary>
         ))}
     </section>
   );
@@ -234,7 +234,11 @@ function Metrics({
         </button>
       </h3>
       {!isClosed.value &&
-        names.map((name) => <MetricLine key={name} run={run} module={module} name={name} />)}
+        names.map((name) => (
+          <Boundary key={name} what={name} of={run}>
+            <MetricLine run={run} module={module} name={name} />
+          </Boundary>
+        ))}
     </section>
   );
 }
