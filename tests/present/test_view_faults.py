@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -415,3 +416,42 @@ def test_workers_end_with_the_server(start, tmp_path, how):
     assert not alive
     assert "Traceback" not in found.said()
     assert how == signal.SIGKILL or code in {0, 130, -how, 128 + how}
+
+
+def test_a_worker_that_has_grown_is_replaced_and_its_questions_answered(folder):
+    async def pids(**limit):
+        one, found = Worker(str(folder), 60, **limit), []
+        for _ in range(3):
+            reply = await one.ask({"view": "runs", "question": []})
+            assert reply.status == 200
+            found.append(one._process.pid)
+        await one.close()
+        return found
+
+    assert len(set(asyncio.run(pids(soft_limit=1)))) == 3
+    assert len(set(asyncio.run(pids()))) == 1
+
+
+def test_a_worker_that_ran_out_of_memory_is_replaced(folder, tmp_path):
+    requests, answers = tmp_path / "requests", tmp_path / "answers"
+    asked = json.dumps({"view": "runs", "question": []}).encode()
+    requests.write_bytes(len(asked).to_bytes(4, "little") + asked)
+
+    def run_out(*_):
+        raise MemoryError
+
+    with pytest.MonkeyPatch.context() as patch, requests.open("rb") as i, answers.open("wb") as o:
+        patch.setattr(worker, "answer", run_out)
+        worker.main(str(folder), i, o)
+    head = json.loads(answers.read_bytes()[4:])
+    assert (head["status"], head["is_full"]) == (413, True)
+
+
+def test_runs_that_were_deleted_leave_nothing_in_the_memory_of_the_list(tmp_path):
+    for i in range(3):
+        served.make_run(tmp_path / f"run{i}", ["a"], steps=1)
+    shelf = Desk(str(tmp_path)).shelf
+    assert len(shelf.table().runs) == 3
+    shutil.rmtree(tmp_path / "run1")
+    assert len(shelf.table().runs) == 2
+    assert len(shelf._abouts) == len(shelf._readers) == 2

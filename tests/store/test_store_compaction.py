@@ -246,3 +246,26 @@ def test_compacting_needs_no_framework(tmp_path):
     script += "assert not {'torch', 'jax', 'duckdb'} & set(sys.modules); sys.exit(code)"
     subprocess.run([sys.executable, "-c", script, "compact", str(path), "--background"], check=True)
     assert ranges(path, "stats") == [(0, 63)]
+
+
+def test_following_a_live_run_keeps_no_memory_of_files_that_are_gone(tmp_path):
+    path = tmp_path / "run"
+    writer = Writer(path, flush_s=60, compact=False, files=QuickFiles())
+    held = []
+    with open_run(path, frame="arrow") as run:
+        for step in range(1600):
+            writer.numbers(made.loss(step))
+            writer.flush()
+            if step % 64 == 63:
+                compact(str(path))
+            if step % 16 == 15:
+                found = run.sql("select count(*) as n, max(step) as last from scalars")
+                assert found.to_pylist() == [{"n": step + 1, "last": step}]
+                held.append(_held_by_duckdb(run))
+    writer.close()
+    assert max(held[50:]) <= 1.1 * max(held[:50])
+
+
+def _held_by_duckdb(run):
+    query = "select sum(memory_usage_bytes) from duckdb_memory()"
+    return run._connection.execute(query).fetchone()[0]

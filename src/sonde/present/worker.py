@@ -1,10 +1,11 @@
 """A worker: reads runs and answers questions about them, one at a time, in a process of its own.
 
-    python -m sonde.present.worker FOLDER
+    python -m sonde.present.worker FOLDER [SOFT_LIMIT]
 
 A run may be a stranger's, damaged or huge. Whatever reading it does to this process (memory, a
 crash in a parser, a query that takes for ever), the server sees a worker that died, says so, and
-starts another.
+starts another. A worker that holds more than `SOFT_LIMIT` bytes, or has run out of memory, says so
+in its answer (`is_full`) and is replaced before it reaches a limit that would end it.
 
 Requests come on standard input, answers leave on the original standard output: a length of four
 bytes (little-endian), a JSON object, and for answers the bytes that its `size` promises.
@@ -40,6 +41,9 @@ _OPEN_RUNS: Final = 4
 _LIMITS: Final = Limits(memory_bytes=384 << 20, threads=2)
 _DATA_BYTES: Final = 3 << 30
 """Memory that a worker may ask for: twice of what the runs of `benchmarks/views.py` make it."""
+
+SOFT_LIMIT: Final = _DATA_BYTES * 3 // 4
+"""What a worker may hold after an answer before another takes its place."""
 
 _ADDRESS_BYTES: Final = 16 << 30
 _THREADS: Final = 2
@@ -117,7 +121,7 @@ def refusal(error: BaseException) -> tuple[int, str, str]:
             return 500, "failed", "This question could not be answered. The server's log says why."
 
 
-def main(folder: str, source: BinaryIO, sink: BinaryIO) -> None:
+def main(folder: str, source: BinaryIO, sink: BinaryIO, soft_limit: int = SOFT_LIMIT) -> None:
     """Answer requests until there are no more."""
     desk = Desk(folder)
     while (request := _read(source)) is not None:
@@ -129,6 +133,7 @@ def main(folder: str, source: BinaryIO, sink: BinaryIO) -> None:
             if status >= 500:
                 traceback.print_exc()
             head, body = {"status": status, "code": code, "message": message}, b""
+        head["is_full"] = head["status"] == 413 or _held_bytes() > soft_limit
         _write(sink, {**head, "size": len(body)}, body)
 
 
@@ -165,6 +170,15 @@ def _write(sink: BinaryIO, head: dict[str, Any], body: bytes) -> None:
     sink.flush()
 
 
+def _held_bytes() -> int:
+    """Memory as the limit counts it; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[5]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
 def _limit() -> None:
     """Keep a run from taking the machine's memory. Not everywhere is there a way to say so.
 
@@ -192,6 +206,6 @@ if __name__ == "__main__":
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     try:
-        main(sys.argv[1], sys.stdin.buffer, answers)
+        main(sys.argv[1], sys.stdin.buffer, answers, *(int(n) for n in sys.argv[2:]))
     except (KeyboardInterrupt, BrokenPipeError):
         os._exit(0)

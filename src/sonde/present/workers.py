@@ -40,10 +40,11 @@ class Reply:
 
 
 class Worker:
-    """One process. Its start is put off until the first question."""
+    """One process, replaced when it dies or grows. It starts with the first question."""
 
-    def __init__(self, folder: str, timeout_s: float) -> None:
-        self._folder = folder
+    def __init__(self, folder: str, timeout_s: float, *, soft_limit: int | None = None) -> None:
+        limit = () if soft_limit is None else (str(soft_limit),)
+        self._command = _python.command("sonde.present.worker", folder, *limit)
         self._timeout_s = timeout_s
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
@@ -81,7 +82,10 @@ class Worker:
         for is_last in (False, True):
             process = await self._running()
             try:
-                return await asyncio.wait_for(_exchange(process, request), self._timeout_s)
+                reply = await asyncio.wait_for(_exchange(process, request), self._timeout_s)
+                if reply.head.get("is_full"):
+                    await self._replace(process)
+                return reply
             except TimeoutError:
                 await self._drop(process)
                 return _refused(
@@ -102,13 +106,19 @@ class Worker:
     async def _running(self) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:
             self._process = await asyncio.create_subprocess_exec(
-                *_python.command("sonde.present.worker", self._folder),
+                *self._command,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env=_python.environment(**_ENVIRONMENT),
                 start_new_session=True,  # Ctrl-C is for the server; it ends its workers itself
             )
         return self._process
+
+    async def _replace(self, process: asyncio.subprocess.Process) -> None:
+        """Start another process now, so that its imports are done before the next question."""
+        await self._drop(process)
+        with contextlib.suppress(OSError):  # the next question tries again
+            await self._running()
 
     async def _drop(self, process: asyncio.subprocess.Process) -> None:
         if self._process is process:

@@ -35,6 +35,7 @@ from sonde.store.snapshots import Snapshot, SnapshotTaker
 from sonde.store.tables import GRAPH, SITES
 
 _RETRIES = 20
+_GONE_FILES = 256
 
 
 def open_run(
@@ -89,6 +90,7 @@ class Run:
         self._limits = (limits or Limits()) if locked else None
         self._connection: queries.Connection | None = None
         self._snapshot: Snapshot | None = None
+        self._named: set[str] = set()
         self._catalogue: tuple[tuple[str, ...], Catalogue] | None = None
         self._graph: tuple[tuple[str, ...], Graph] | None = None
         self._has_warned = False
@@ -451,17 +453,24 @@ class Run:
 
     def _ready(self, snapshot: Snapshot) -> queries.Connection:
         """A cursor whose views point at the segments of the snapshot, or of a later one."""
-        connection = self._connect()
         if self._snapshot is None or _differ(self._snapshot, snapshot):
             self._snapshot = None
-            queries.make_views(connection, snapshot)
+            paths = snapshot.paths()
+            self._named.update(paths)
+            if len(self._named) > 2 * len(paths) + _GONE_FILES:
+                # DuckDB never forgets a file, though a live run is compacted all the time. Cursors
+                # of other threads keep the old connection alive for as long as they need it.
+                self._connection = None
+            queries.make_views(self._connect(), snapshot)
+            self._named.update(paths)
             self._snapshot = snapshot
-        return connection.cursor()
+        return self._connect().cursor()
 
     def _connect(self) -> queries.Connection:
         if self._connection is None:
             self._connection = queries.connect(self.path, limits=self._limits)
             self._snapshot = None
+            self._named = set()
         return self._connection
 
     def _is_question(self, query: str) -> bool:

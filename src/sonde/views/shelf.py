@@ -61,7 +61,11 @@ class Shelf:
     def runs(self) -> list[Shelved]:
         """All runs, newest first. A folder that is not there has none."""
         with self._lock:
-            found = [self._shelved(path) for path in self._paths()]
+            paths = self._paths()
+            found = [self._shelved(path) for path in paths]
+            for known in (self._abouts, self._readers):
+                for gone in known.keys() - set(paths):
+                    del known[gone]
         kept = {run.id: run for run in found if run is not None}
         return sorted(kept.values(), key=lambda run: (run.created_ns, run.name), reverse=True)
 
