@@ -43,7 +43,8 @@ MODULES = [
 METHODS = {
     "Watch": [
         *("add_metric", "close", "every", "flush", "is_recording", "log", "metrics", "path"),
-        *("paused", "phase", "set_reference", "step"),
+        # `branch` keeps D(real) and D(fake) apart: `phase` would take them out of training.
+        *("branch", "paused", "phase", "set_reference", "step"),
     ],
     "Sketch": [
         *("abs_mean", "count", "empty", "exponents", "finite", "histogram", "infs", "loss"),

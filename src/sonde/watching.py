@@ -18,7 +18,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,7 +30,7 @@ from sonde._errors import SondeError
 from sonde.capture.budget import Budget
 from sonde.capture.drain import Drain
 from sonde.capture.launch import rank_and_world
-from sonde.capture.plan import Every, Plan, kinds_of, phases_of, schedule_of, selector_of
+from sonde.capture.plan import Every, Phases, Plan, kinds_of, phases_of, schedule_of, selector_of
 from sonde.capture.voice import Voice
 from sonde.record import Sink
 from sonde.store.claims import RankTakenError
@@ -53,7 +53,7 @@ def watch(
     name: str | None = None,
     include: Any = None,
     exclude: Any = None,
-    phases: Iterable[str] = ("train",),
+    phases: Phases = ("train",),
     resume: bool = False,
     step: int | None = None,
     config: dict[str, Any] | None = None,
@@ -83,7 +83,9 @@ def watch(
             `(path, module) -> bool`, or several of these. Parameters follow their module, or go by
             their own full name.
         exclude: What to leave out, in the same forms.
-        phases: Which of `train` and `eval` (the mode of the model) are recorded.
+        phases: Which of `train`, `eval` (the mode of the model) and `no_grad` (training mode,
+            gradients off) are recorded, at the steps that `every` says; or a schedule for each,
+            `{"train": 10, "eval": 1}`. See docs/steps.md.
         resume: Go on in the run `name` (or the latest one) from `step`.
         step: Number of the first step; 0, or one after the last recorded when resuming.
         config: Anything about the training to keep with the run.
@@ -107,11 +109,12 @@ def watch(
     """
     if os.environ.get("SONDE", "").lower() in ("off", "0", "false", "no"):
         return Watch.inert()
+    recorded_phases, every = phases_of(phases, every)
     plan = Plan(
         kinds=kinds_of(log),
         include=selector_of(include, "include"),
         exclude=selector_of(exclude, "exclude"),
-        phases=phases_of(phases),
+        phases=recorded_phases,
         max_calls=_at_least_one("max_calls", max_calls),
         strict=strict,
     )
@@ -126,7 +129,9 @@ def watch(
         "kinds": sorted(plan.kinds),
         "include": None if include is None else repr(include),
         "exclude": None if exclude is None else repr(exclude),
-        "phases": sorted(plan.phases),
+        "phases": {k: v if isinstance(v, int) else repr(v) for k, v in phases.items()}
+        if isinstance(phases, Mapping)
+        else sorted(plan.phases),
         "max_calls": max_calls,
         "overhead_budget": overhead_budget,
     }
@@ -287,11 +292,22 @@ class Watch:
             return nullcontext()
         return self._session.capture.paused()
 
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        """Record the passes inside of this block, under this phase."""
+    def phase(self, name: str, *, step: int | None = None) -> AbstractContextManager[None]:
+        """Record all passes inside this block under this phase, unless `phases` has a schedule for
+        it. The step is the last one that ended, or the one that is given."""
         if self._session is None:
             return nullcontext()
-        return self._session.capture.in_phase(name)
+        return self._session.phase(name, step)
+
+    def branch(self, name: str) -> AbstractContextManager[None]:
+        """Keep the training passes inside this block apart, as phase `train/name`.
+
+        For a model that is called several times per step, such as the discriminator of a GAN.
+        Parameters and their gradients stay in `train`: they belong to the whole step.
+        """
+        if self._session is None:
+            return nullcontext()
+        return self._session.branch(name)
 
     def add_metric(
         self,

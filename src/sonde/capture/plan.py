@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from sonde._errors import SondeError
@@ -29,6 +29,10 @@ Every = int | Callable[[int], bool] | Sequence[Any]
 Schedule = Callable[[int], bool]
 Selector = Callable[[str, Any], bool]
 """Whether a path and the module there are meant. `Any`: a module of whichever framework."""
+Phases = str | Iterable[str] | Mapping[str, Every | None]
+DEFAULT_EVERY: Final = 10
+_OWN: Final = ("train", "eval", "no_grad")
+"""Phases that passes belong to by themselves; all others are named by the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ class Plan:
     kinds: frozenset[Kind]
     include: Selector | None = None
     exclude: Selector | None = None
-    phases: frozenset[str] = frozenset({"train"})
+    phases: Mapping[str, Schedule | None] = field(default_factory=lambda: {"train": None})
     max_calls: int = 16
     strict: bool = False
 
@@ -78,15 +82,32 @@ def kinds_of(log: str | Iterable[str]) -> frozenset[Kind]:
     return frozenset(found)
 
 
-def phases_of(phases: str | Iterable[str]) -> frozenset[str]:
-    """The modes of the model whose passes are recorded without being asked for by name."""
-    asked = frozenset([phases] if isinstance(phases, str) else phases)
-    if not asked <= {"train", "eval"}:
+def phases_of(phases: Phases, every: Every) -> tuple[dict[str, Schedule | None], Every]:
+    """The phases to record, each with its schedule (None: that of training), and `every`."""
+    if not isinstance(phases, Mapping):
+        asked = [phases] if isinstance(phases, str) else list(phases)
+        unknown = [name for name in asked if name not in _OWN]
+        if unknown:
+            raise SondeError(
+                "`phases` takes `train`, `eval` and `no_grad`, got "
+                f"{', '.join(map(repr, unknown))}. "
+                "Other phases are recorded inside `with watch.phase(name):`."
+            )
+        return dict.fromkeys(asked), every
+    found: dict[str, Schedule | None] = {}
+    for name, own in phases.items():
+        if not isinstance(name, str) or not name:
+            raise SondeError(f"A phase is a name, got {name!r} in `phases`.")
+        found[name] = None if own is None or name == "train" else schedule_of(own)
+    own = phases.get("train")
+    if own is None:
+        return found, every
+    if every not in (own, DEFAULT_EVERY):
         raise SondeError(
-            f"`phases` takes `train` and `eval`, got {', '.join(map(repr, sorted(asked)))}. "
-            f"Other phases are recorded inside of `with watch.phase(name):`."
+            f"`every={every!r}` and `phases={{'train': {own!r}}}` both set the schedule of "
+            "training. Give one of them."
         )
-    return asked
+    return found, own
 
 
 def schedule_of(every: Every) -> Schedule:

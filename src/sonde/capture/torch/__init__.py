@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from numbers import Integral
 from typing import Any
 
@@ -14,7 +15,7 @@ from sonde._errors import SondeError
 from sonde.capture import active
 from sonde.capture.drain import Drain, Numbers
 from sonde.capture.plan import Plan, Schedule
-from sonde.capture.torch import adding, arrivals, naming, patches
+from sonde.capture.torch import adding, arrivals, blocks, naming, patches
 from sonde.capture.torch.observing import Observer
 from sonde.capture.torch.optimizers import Optimizers
 from sonde.capture.torch.session import Capture
@@ -108,7 +109,7 @@ class Session:
             except Exception as error:
                 refuse(f"`{name}` was not logged: {error}")
         if numbers:
-            label = self.capture.label if step is None else int(step)
+            label = self.capture.phases.label if step is None else int(step)
             for name, number in numbers.items():
                 self.observer.remember(label, name, number)
             phase = self.capture._forced or "train"
@@ -120,6 +121,14 @@ class Session:
     def set_reference(self, model: object, *, device: Any = None, run: bool = True) -> None:
         """Compare with this model from now on."""
         adding.set_reference(self.observer, model, device=device, run=run)
+
+    def phase(self, name: str, step: int | None) -> AbstractContextManager[None]:
+        """Record the passes inside under this phase."""
+        return blocks.in_phase(self.capture, name, step)
+
+    def branch(self, name: str) -> AbstractContextManager[None]:
+        """Record the training passes inside under this branch of training."""
+        return blocks.in_branch(self.capture, name)
 
     def end_by_hand(self) -> None:
         """`watch.step()`: the step ends now."""

@@ -90,7 +90,9 @@ def set_reference(
         model = model.to(device)
 
     def is_awake() -> bool:
-        return not capture.is_closed and (capture._recording or capture._forced is not None)
+        if capture.is_closed:
+            return False
+        return capture._recording or capture._wants(capture._forced or capture._phase)
 
     made = Reference(model, root, capture.troubles, is_awake=is_awake, runs=run, is_own=is_own)
     observer.compare_with(made)

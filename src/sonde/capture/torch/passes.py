@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import _symbolic_trace
 
+from sonde.capture.phases import Phases
 from sonde.capture.quick import AVAILABLE, GradHook, Quick, Row, Seen
 from sonde.capture.rows import QUICK_PHASE, Spot
 from sonde.capture.torch.tables import EXCHANGE
@@ -205,6 +206,34 @@ def is_inside_call_of(module: nn.Module) -> bool:
             found += 1
         frame = frame.f_back
     return found >= 2
+
+
+def phase_of(phases: Phases, root: nn.Module | None, module: nn.Module | None) -> str:
+    """The phase of a pass that begins with this module (None: with compiled code)."""
+    trains = root is None or root.training
+    called = root if module is None else module
+    without = trains and called is not None and _is_without_gradients(called)
+    return phases.name(trains=trains, has_gradients=not without)
+
+
+def _is_without_gradients(module: nn.Module) -> bool:
+    """Whether the pass that begins with this module is no training pass: gradients are off, and the
+    module has parameters that need them.
+
+    The forward of an autograd function (a reentrant checkpoint, a reversible block, a compiled
+    graph) runs without gradients too, and is part of training.
+    """
+    if torch.is_grad_enabled() or not any(p.requires_grad for p in module.parameters()):
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _APPLY:
+            return False
+        frame = frame.f_back
+    return True
+
+
+_APPLY: Final[CodeType] = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
 
 class Checkpoints:

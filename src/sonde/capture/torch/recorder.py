@@ -306,10 +306,10 @@ class Recorder:
         self._drain.put(End(step, phase, dropped))
         return not dropped
 
-    def end_phases(self, *, besides: str) -> None:
-        """End every other phase that has something waiting."""
+    def end_phases(self, which: Callable[[str], bool] = lambda _phase: True) -> None:
+        """End these phases (all by default), where something is waiting."""
         for phase, step in list(self._handed | self._dropped):
-            if phase != besides:
+            if which(phase):
                 self.end(phase, step)
 
     # -- inside --------------------------------------------------------------------------------

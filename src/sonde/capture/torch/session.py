@@ -31,6 +31,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from sonde.capture.drain import Drain
 from sonde.capture.leaves import leaves
+from sonde.capture.phases import Phases, is_training
 from sonde.capture.plan import Plan, Schedule, schedule_of
 from sonde.capture.rows import QUICK_PHASE, Spot
 from sonde.capture.torch import compiled, graphing, naming
@@ -46,6 +47,7 @@ from sonde.capture.torch.passes import (
     is_being_traced,
     is_inside_call_of,
     is_replica,
+    phase_of,
     pop,
     quick_path,
     settle,
@@ -73,11 +75,11 @@ class Capture:
         self.sign = new_sign()
         self.plan = plan
         self.drain = drain
-        self.step = step
         self.lock = threading.RLock()
         self._root = ref(naming.unwrapped(model))
         self.quick = quick_path(self.lock, self._root)
         self.troubles = Troubles(drain, strict=plan.strict)
+        self.phases = Phases(plan.phases, step, self.troubles.skip, self.troubles.failed)
         self.recorder = Recorder(drain, self.troubles, tables)
         self.collector = Collector(self, self.recorder, self.troubles)
         self.structure: naming.Structure = naming.Structure(model)
@@ -94,9 +96,6 @@ class Capture:
         self._model = ref(model)
         self._schedule = schedule
         self.always = schedule == schedule_of(1)
-        self._between = True
-        self._recording = False
-        self._forced: str | None = None
         self._paused = 0
         self._may_rest = True
         self.passes_begun = 0
@@ -125,16 +124,24 @@ class Capture:
         return self.recorder.capturing is not None or (self._recording and not self._paused)
 
     @property
-    def label(self) -> int:
-        """The step that something seen now belongs to: the last one until the next pass begins."""
-        return self.step - 1 if self._between and self.step > self._first_step else self.step
+    def step(self) -> int:
+        """The step under way, or the next one."""
+        return self.phases.step
+
+    @property
+    def _recording(self) -> bool:
+        return self.phases.records_training
+
+    @property
+    def _forced(self) -> str | None:
+        return self.phases.forced
 
     def reschedule(self, schedule: Schedule) -> None:
         """Use another schedule: at once between steps, else from the next step on."""
         with self.lock:
             self._schedule = schedule
             self.always = schedule == schedule_of(1)
-            if self._between:
+            if self.phases.is_between:
                 self._begin()
 
     @contextmanager
@@ -147,16 +154,6 @@ class Capture:
         finally:
             self._paused -= 1
             self._settle()
-
-    @contextmanager
-    def in_phase(self, name: str) -> Iterator[None]:
-        """Record the passes inside under this phase, whatever the schedule says."""
-        before = self._forced
-        self._switch(name)
-        try:
-            yield
-        finally:
-            self._switch(before)
 
     def close(self) -> None:
         """Hand over what is left and take every hook off."""
@@ -171,7 +168,7 @@ class Capture:
             if self.observer is not None:
                 self.observer.end_step()
             self.recorder.hand_over(self._step_of)
-            self.recorder.end_phases(besides="")
+            self.recorder.end_phases()
             self._graph.close(step=self.step)
             self.troubles.tell_the_rest()
 
@@ -212,7 +209,7 @@ class Capture:
             self.spent_ns += time.perf_counter_ns() - began
 
     def gradient(self, spots: list[Spot], grad: Tensor, returned: bool) -> None:
-        if not self._recording and self._forced is None and self.recorder.capturing is None:
+        if not self._wants(spots[0].phase):
             return
         began = time.perf_counter_ns()
         try:
@@ -302,17 +299,17 @@ class Capture:
                 return
             if self.observer is not None:
                 self.observer.end_step()
+            self.recorder.hand_over(self._step_of)
             if self._recording:
                 if not self.passes_begun and self.plan.kinds & MODULE_KINDS and not self._paused:
                     self.troubles.unseen()  # what was compiled before we came calls no hooks
-                self.recorder.hand_over(self._step_of)
                 self.recorded_steps += 1
                 if not self.recorder.end("train", self.step):
                     self.dropped_steps += 1
                     self.troubles.tell("dropped", "the drain could not keep up", level="warning")
-            self.step += 1
+            self.recorder.end_phases()
+            self.phases.end_step()
             self.troubles.step = self.step
-            self._between = True
             self._passes = {i: p for i, p in self._passes.items() if p.stack and i != get_ident()}
             self._checkpoints.clear()
             self.collector.clear()
@@ -324,10 +321,10 @@ class Capture:
     # -- passes --------------------------------------------------------------------------------
 
     def _begin(self) -> None:
+        self.phases.is_due = False
         try:
-            self._recording = bool(self._schedule(self.step))
+            self.phases.is_due = bool(self._schedule(self.step))
         except Exception as error:
-            self._recording = False
             self.troubles.failed("every", error)
         self._settle()
         if self._recording:
@@ -339,7 +336,7 @@ class Capture:
         """Work out whether hooks have anything to do before the next step ends."""
         idle = not self.recording and self._forced is None
         is_paused = self._paused > 0 and self.recorder.capturing is None
-        self.asleep = self.is_closed or is_paused or (idle and not self._between)
+        self.asleep = self.is_closed or is_paused or (idle and not self.phases.is_between)
         is_usual = self.recorder.capturing is None and self._forced is None
         is_live = is_usual and self.recording and not self.asleep
         settle(self.quick, self.observer, is_live, self.plan.phases)
@@ -350,14 +347,10 @@ class Capture:
             self._may_rest = False
             self.troubles.tell("recompiled", "code compiled while nothing was recorded, again")
 
-    def _switch(self, forced: str | None) -> None:
-        with self.lock:
-            if forced is not None:
-                self._wake()
-            self.recorder.hand_over(self._step_of)
-            self.recorder.end_phases(besides="train")
-            self._forced = forced
-            self._settle()
+    def _end_outside(self) -> None:
+        """What was recorded outside of training is complete."""
+        self.recorder.hand_over(self._step_of)
+        self.recorder.end_phases(lambda phase: not is_training(phase))
 
     def _wants(self, phase: str) -> bool:
         """Whether values of that phase are recorded now."""
@@ -365,10 +358,10 @@ class Capture:
             return True
         if self._paused or self.is_closed:
             return False
-        return self._forced is not None or (self._recording and phase in self.plan.phases)
+        return self.phases.wants(phase)
 
     def _step_of(self, phase: str) -> int:
-        return self.step if phase == "train" else self.label
+        return self.phases.step_of(phase)
 
     def _pass(self) -> Pass:
         here = get_ident()
@@ -377,36 +370,37 @@ class Capture:
             found = self._passes[here] = Pass()
         return found
 
-    def _start_pass(self, at: Pass) -> None:
+    def _start_pass(self, at: Pass, phase: str) -> None:
         root = self._root()
-        phase = self._forced or ("train" if root is None or root.training else "eval")
-        if phase != self._phase or self.recorder.has_shared:
+        if phase != self._phase and not (is_training(phase) and is_training(self._phase)):
+            self._end_outside()
+        elif self.recorder.has_shared:
             self.recorder.hand_over(self._step_of)
-            if phase != self._phase:
-                self.recorder.end_phases(besides="train")
         self._phase = phase
         self.passes_begun += 1
         self.taps.mind()
         at.begin(phase)
         bind(self.quick, at)
-        if phase == "train" and self._between:
-            self._between = False
+        if is_training(phase) and self.phases.is_between:
+            self.phases.begin_step()
             self._settle()
             if self._recording or self.step == self._first_step:
                 self.taps.scan(root)
                 self.scanned_step = self.step
             if self._recording:
                 self.begun()
+        if not is_training(phase) and self._wants(phase):
+            self._wake()  # hooks may rest: the step is not recorded, this pass is
         if self.observer is not None and self._wants(phase):
             self.observer.began_pass(phase)
 
     def _in_compiled_pass(self, at: Pass) -> bool:
         """Where all of a model is compiled into one, a pass is noticed by the first tap in it."""
         if not at.stack:
-            root = self._root()
-            phase = self._forced or ("train" if root is None or root.training else "eval")
-            if phase != at.phase or phase != self._phase or (self._between and phase == "train"):
-                self._start_pass(at)
+            phase = phase_of(self.phases, self._root(), None)
+            is_first = self.phases.is_between and is_training(phase)
+            if phase != at.phase or phase != self._phase or is_first:
+                self._start_pass(at, phase)
         return self._wants(at.phase)
 
     # -- modules -------------------------------------------------------------------------------
@@ -423,7 +417,7 @@ class Capture:
                 at.stack.append((tap, -1))  # somebody looks at a parametrized weight
                 return
             self._may_rest &= tap.is_root  # a part that is called by itself must be noticed
-            self._start_pass(at)
+            self._start_pass(at, phase_of(self.phases, self._root(), module))
         call = -1 if at.is_outside else at.next_call(tap)
         at.stack.append((tap, call))
         if call < 0 or not self._wants(at.phase):
@@ -455,7 +449,7 @@ class Capture:
             call = pop(at.stack, tap)
             if not at.stack:
                 self._graph.end(output, at.calls, step=self.step)
-        elif at.stack or self._started_alone(at):
+        elif at.stack or self._started_alone(at, module):
             call = -1 if at.stack and at.stack[-1][1] < 0 else at.next_call(tap)
             if call >= 0 and not torch.is_grad_enabled():
                 self._checkpoints.forward(tap, call)
@@ -480,12 +474,12 @@ class Capture:
         if self.observer is not None and tap.selected and not is_redone:
             self.observer.left(tap, call, module, output, at.phase)
 
-    def _started_alone(self, at: Pass) -> bool:
+    def _started_alone(self, at: Pass, module: nn.Module) -> bool:
         """A module with one hook was called by itself: whether that is a pass of ours."""
         if is_being_traced():
             return False
         self._may_rest = False
-        self._start_pass(at)
+        self._start_pass(at, phase_of(self.phases, self._root(), module))
         return True
 
     def _redo(self, tap: Tap, at: Pass) -> None:
