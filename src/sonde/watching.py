@@ -14,13 +14,10 @@ from __future__ import annotations
 
 import atexit
 import os
-import secrets
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -29,12 +26,13 @@ from weakref import ref
 from sonde._errors import SondeError
 from sonde.capture.budget import Budget
 from sonde.capture.drain import Drain
+from sonde.capture.frameworks import torch_capture
 from sonde.capture.launch import rank_and_world
 from sonde.capture.plan import Every, Phases, Plan, kinds_of, phases_of, schedule_of, selector_of
 from sonde.capture.voice import Voice
 from sonde.record import Sink
 from sonde.store.claims import RankTakenError
-from sonde.store.locations import check_name
+from sonde.store.placing import place_run
 from sonde.store.writer import Writer
 
 if TYPE_CHECKING:
@@ -120,7 +118,7 @@ def watch(
     )
     schedule = schedule_of(every)
     budget = None if overhead_budget is None else Budget(schedule, overhead_budget)
-    torch = _torch_capture()
+    torch = torch_capture()
     optimizers = torch.check(model, optimizer, plan)
     described = {
         "model": type(model).__name__,
@@ -135,7 +133,7 @@ def watch(
         "max_calls": max_calls,
         "overhead_budget": overhead_budget,
     }
-    path, first = _run_path(Path(dir), name, resume=resume, step=step)
+    path, first = place_run(Path(dir), name, resume=resume, step=step)
     rank, world_size = rank_and_world(rank, world_size)
     voice = Voice()
     drain = Drain()
@@ -160,7 +158,7 @@ def watch(
         voice.warn(f"This process records nothing. {error}")
         _UNRECORDED.append(ref(model))
         return Watch.inert()
-    drain.start([writer, *sinks])
+    drain.start([writer, session.sink, *sinks])
     return Watch(session, drain, writer, voice, every, budget)
 
 
@@ -441,9 +439,6 @@ class Watch:
         )
 
 
-_OLDEST_TORCH: Final = "2.11"
-"""The oldest that was tried. There, gradients inside of compiled code are left out, and told."""
-
 _UNRECORDED: Final[list[ref[Any]]] = []
 """Models whose watch records nothing, because another process writes their rank."""
 
@@ -463,43 +458,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)
 
 
-def _run_path(
-    folder: Path, name: str | None, *, resume: bool, step: int | None
-) -> tuple[Path, int]:
-    """Where the run goes, and its first step."""
-    if step is not None and step < 0:
-        raise SondeError(f"`step` must be 0 or more, got {step}.")
-    folder = Path(os.path.abspath(folder.expanduser()))
-    if name is not None:
-        name = check_name(name, resume=resume)
-    if not resume:
-        stamp = datetime.now(UTC).astimezone().strftime("%Y%m%d-%H%M%S")
-        return folder / (name or f"{stamp}-{secrets.token_hex(2)}"), step or 0
-    from sonde.store import open_run  # what reads a run is loaded only to go on with one
-
-    with open_run(folder / (name or "latest")) as run:
-        last = max(run.steps, default=-1)
-        return Path(run.path), last + 1 if step is None else step
-
-
 def _at_least_one(argument: str, value: int) -> int:
     if value < 1:
         raise SondeError(f"`{argument}` must be at least 1, got {value}.")
     return value
-
-
-def _torch_capture() -> Any:
-    """The torch side, loaded on first use. `Any`: a module."""
-    if sys.modules.get("torch") is None:
-        raise SondeError("`model` must be a torch.nn.Module; torch has not been imported.")
-    from torch.torch_version import TorchVersion
-
-    found = TorchVersion(sys.modules["torch"].__version__)
-    if found < _OLDEST_TORCH:
-        raise SondeError(
-            f"Sonde needs torch {_OLDEST_TORCH} or newer, and this is {found}, whose compiler "
-            "fails on a watched model. Upgrade torch."
-        )
-    import sonde.capture.torch
-
-    return sonde.capture.torch

@@ -75,6 +75,8 @@ def answer(subject: Subject, question: HeatQuestion) -> Heat:
             notes[-1] = f"each column = the last of {grid.stride:,} steps"
     else:
         found = cells.pooled(subject, source, chosen, grid, question.aggregate)
+    if kind == "param" and (found.flags == EMPTY).any():
+        notes.append(honesty.FROZEN)
     rows, found = _fold(rows, found, structure, question, notes)
     found = _normalised(found, question.norm, notes)
     return _heat(rows, found, grid, structure, question, kind, notes)

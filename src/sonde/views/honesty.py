@@ -20,6 +20,8 @@ AGGREGATES: Final = {
     "last": "last value",
 }
 
+FROZEN: Final = "blank = unchanged: frozen parameters are recorded when they change"
+
 
 def bounds(values: NDArray[np.floating]) -> Bounds:
     """Robust limits (1 % to 99 % of the finite values) with the true extremes beside them."""

@@ -19,6 +19,7 @@ from sonde.capture.torch import adding, arrivals, blocks, naming, patches
 from sonde.capture.torch.observing import Observer
 from sonde.capture.torch.optimizers import Optimizers
 from sonde.capture.torch.session import Capture
+from sonde.record import Sink
 
 __all__ = ["Session", "check"]
 
@@ -72,6 +73,11 @@ class Session:
         first = next(iter(model.parameters()), None) if model is not None else None
         device = first.device if first is not None else torch.device("cpu")
         return self.capture.recorder.table_on(device).kernel
+
+    @property
+    def sink(self) -> Sink:
+        """Compares records of frozen parameters, to know whether they are."""
+        return self._optimizers.frozen
 
     @property
     def spent_s(self) -> float:

@@ -114,8 +114,8 @@ class Graphs:
         if captured is None:
             return
         with capture.lock:
-            if capture._between:  # a step begins with it
-                capture._between = False
+            if capture.phases.is_between:  # a step begins with it
+                capture.phases.begin_step()
                 capture._settle()
             wanted = capture._wants("train")
             _open(captured, wanted)

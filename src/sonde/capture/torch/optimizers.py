@@ -19,14 +19,19 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sonde.capture.drain import Later
-from sonde.capture.leaves import leaves
-from sonde.capture.quick import pick, referents, signs
-from sonde.capture.rows import Spot
+from sonde.capture.quick import signs
 from sonde.capture.torch import arrivals, compiled
-from sonde.capture.torch.hooks import MAX_SLOTS
+from sonde.capture.torch.frozen import Frozen
 from sonde.capture.torch.meter import meter_for
-from sonde.capture.torch.naming import Named
-from sonde.capture.torch.recorder import Bundle, Kept
+from sonde.capture.torch.parties import (
+    Members,
+    Party,
+    Watched,
+    same_state,
+    spot_of,
+    state_of,
+)
+from sonde.capture.torch.recorder import Bundle
 from sonde.capture.torch.session import Capture
 from sonde.record import Event, Kind
 
@@ -35,85 +40,20 @@ _AFTER: Final = "after the update"
 SKIPPED: Final = "the optimizer left the parameters alone: gradients not finite"
 
 
-class _Watched:
-    """A selected parameter and its spots."""
-
-    __slots__ = ("full", "module_type", "name", "parameter", "path", "spots")
-
-    def __init__(self, named: Named) -> None:
-        self.path = named.path
-        self.name = named.name
-        self.full = named.full
-        self.parameter = named.ref
-        self.module_type = type(named.module()).__name__
-        self.spots: dict[tuple[Kind, str], Spot] = {}
-
-
-class Members:
-    """Watched parameters that go together, and what was prepared for each kind.
-
-    Keeps them alive only between `hold` and `let_go`.
-    """
-
-    __slots__ = ("_references", "bundles", "tensors", "watched")
-
-    def __init__(self, known: list[tuple[_Watched, Tensor]]) -> None:
-        self.watched = [w for w, _ in known]
-        self._references = [w.parameter for w in self.watched]
-        self.bundles: dict[tuple[Kind, str], Bundle] = {}
-        self.tensors: list[Tensor] = []
-
-    def hold(self) -> None:
-        """Have the tensors at hand. Their owner sees to it that they live."""
-        if not self.tensors:
-            self.tensors = referents(self._references)
-
-    def let_go(self) -> None:
-        self.tensors = []
-
-
-class Party:
-    """The watched parameters of one optimizer (or of none), those that train and those that do not.
-
-    `kept` are copies of the former while the optimizer is at work.
-    """
-
-    __slots__ = (
-        *("changing", "kept", "signs", "state", "state_keys", "state_names", "still", "version"),
-    )
-
-    def __init__(self, version: int, signs: bytes, known: list[tuple[_Watched, Tensor]]) -> None:
-        self.version = version
-        self.signs = signs
-        self.changing = Members([(w, p) for w, p in known if p.requires_grad])
-        self.still = Members([(w, p) for w, p in known if not p.requires_grad])
-        self.kept: Kept = ()
-        self.state: Bundle | None = None
-        self.state_names: list[tuple[int, str]] = []
-        self.state_keys: list[tuple[int, list[str]]] = []
-
-    @property
-    def is_held(self) -> bool:
-        return bool(self.changing.tensors or self.still.tensors)
-
-    def let_go(self) -> None:
-        self.changing.let_go()
-        self.still.let_go()
-
-
 class Optimizers:
     """Hooks on the optimizers of a model. The last optimizer of the list ends the step."""
 
     def __init__(self, capture: Capture, optimizers: Sequence[Optimizer]) -> None:
         self._capture = capture
         self._optimizers = [ref(o) for o in optimizers]
-        self._watched: dict[int, _Watched] = {}
+        self._watched: dict[int, Watched] = {}
         self._parties: dict[int, Party] = {}
         self._stepped: set[int] = set()
         self._clipped: set[int] = set()
         self._off: set[str] = set()
         self._version = -1
         self._without_orphans: tuple[int, bytes] | None = None
+        self.frozen = Frozen()
         self.meter = None if capture.model is None else meter_for(capture.model)
         self._handles: list[Any] = []
         try:
@@ -239,9 +179,10 @@ class Optimizers:
     def _see_before(self, optimizer: Optimizer, with_gradients: bool) -> None:
         own = self._own(optimizer)
         others = self._orphans(own) if optimizer is self._optimizers[-1]() else None
-        for party in (own, others):
-            if party is not None:
-                self._see_parameters(party)
+        self._see_parameters(own)
+        if others is not None:
+            self._see_frozen(others.changing)
+            self._see_frozen(others.still)
         if with_gradients:
             self._see_gradients(own, getattr(optimizer, "grad_scale", None))
             if others is not None:
@@ -275,11 +216,27 @@ class Optimizers:
             party.kept = recorder.keep(bundle, changing, sketches="param" in kinds)
         elif "param" in kinds:
             self._add(party.changing, "param")
-        if "param" in kinds:
-            self._add(party.still, "param")
         if "param" in self._capture.kinds:
             self._observe(party.changing, changing, "param")
-            self._observe(party.still, party.still.tensors, "param")
+        self._see_frozen(party.still)
+
+    def _see_frozen(self, members: Members) -> None:
+        """Parameters that nothing trains, if they have changed since they were last read."""
+        tensors, capture = members.tensors, self._capture
+        if not tensors or "param" not in capture.kinds:
+            return
+        self._observe(members, tensors, "param")
+        if "param" not in capture.plan.kinds:
+            return
+        bundle = self._bundle(members, tensors, "param")
+        if capture.recorder.capturing is not None:
+            capture.recorder.add_together(bundle, tensors)
+            return
+        spots = bundle.spots
+        due = self.frozen.to_read(spots, tensors, capture.step, capture.dropped_steps)
+        if any(x is not None for x in due):
+            capture.recorder.add_together(bundle, due)
+            self.frozen.read(spots)
 
     def _see_gradients(self, party: Party, scale: Tensor | None, suffix: str = "") -> None:
         capture = self._capture
@@ -315,32 +272,32 @@ class Optimizers:
         if observer is not None and "update" in observer.kinds:
             bundle = self._bundle(party.changing, tensors, "param")
             for k, old in bundle.copies(tensors, kept):
-                spot = _spot(party.changing.watched[k], "update", "")
+                spot = spot_of(party.changing.watched[k], "update", "")
                 observer.updated(spot, tensors[k], old)
 
     def _see_state(self, optimizer: Optimizer, party: Party) -> None:
         if "optim" not in self._capture.kinds:
             return
         members = party.changing
-        names, tensors = party.state_names, _same_state(optimizer, party)
+        names, tensors = party.state_names, same_state(optimizer, party)
         if tensors is None:
-            names, tensors = _state(optimizer, party)
+            names, tensors = state_of(optimizer, party)
         if not tensors:
             return
         observer = self._capture.observer
         if observer is not None and "optim" in observer.kinds:
             for (k, name), x in zip(names, tensors, strict=True):
-                observer.see(_spot(members.watched[k], "optim", f"/{name}"), x)
+                observer.see(spot_of(members.watched[k], "optim", f"/{name}"), x)
         if "optim" not in self._capture.plan.kinds:
             return
         if self._capture.recorder.capturing is not None:
-            spots = [_spot(members.watched[k], "optim", f"/{name}") for k, name in names]
+            spots = [spot_of(members.watched[k], "optim", f"/{name}") for k, name in names]
             self._capture.recorder.add_together(
                 self._capture.recorder.loose(spots, tensors), tensors
             )
             return
         if names != party.state_names:
-            spots = [_spot(members.watched[k], "optim", f"/{name}") for k, name in names]
+            spots = [spot_of(members.watched[k], "optim", f"/{name}") for k, name in names]
             party.state_names = names
             party.state = self._capture.recorder.prepare(spots, tensors)
         assert party.state is not None
@@ -358,18 +315,18 @@ class Optimizers:
         if observer is not None and kind in observer.kinds:
             for watched, x in zip(members.watched, tensors, strict=True):
                 if x is not None:
-                    observer.see(_spot(watched, kind, suffix), x)
+                    observer.see(spot_of(watched, kind, suffix), x)
 
     def _bundle(
         self, members: Members, tensors: list[Tensor], kind: Kind, suffix: str = ""
     ) -> Bundle:
         if self._capture.recorder.capturing is not None:
             return self._capture.recorder.loose(
-                [_spot(w, kind, suffix) for w in members.watched], tensors
+                [spot_of(w, kind, suffix) for w in members.watched], tensors
             )
         found = members.bundles.get((kind, suffix))
         if found is None or not found.fits(tensors):
-            spots = [_spot(w, kind, suffix) for w in members.watched]
+            spots = [spot_of(w, kind, suffix) for w in members.watched]
             found = self._capture.recorder.prepare(spots, tensors)
             members.bundles[kind, suffix] = found
         return found
@@ -391,7 +348,7 @@ class Optimizers:
                 continue
             known = before.get(id(parameter))
             if known is None or known.parameter() is not parameter or known.full != named.full:
-                known = _Watched(named)
+                known = Watched(named)
             self._watched[id(parameter)] = known
 
     def _own(self, optimizer: Optimizer) -> Party:
@@ -433,7 +390,7 @@ class Optimizers:
     def _all(self) -> list[Tensor]:
         return [p for named in self._capture.structure.parameters if (p := named.ref()) is not None]
 
-    def _known(self, parameter: Tensor) -> _Watched | None:
+    def _known(self, parameter: Tensor) -> Watched | None:
         # By identity: tensors compare by value, so no weak dictionary can hold them.
         watched = self._watched.get(id(parameter))
         if watched is not None and watched.parameter() is parameter:
@@ -444,49 +401,6 @@ class Optimizers:
 def _without_modes() -> AbstractContextManager[object]:
     """Parameters are real, whatever a mode of torch's would make of a copy: a fake, maybe."""
     return nullcontext() if not torch._C._len_torch_dispatch_stack() else _disable_current_modes()
-
-
-def _spot(watched: _Watched, kind: Kind, suffix: str) -> Spot:
-    found = watched.spots.get((kind, suffix))
-    if found is None:
-        slot = watched.name + suffix
-        found = Spot(kind, watched.path, 0, slot, watched.module_type, "train")
-        watched.spots[kind, suffix] = found
-    return found
-
-
-def _same_state(optimizer: Optimizer, party: Party) -> list[Tensor] | None:
-    """The tensors of the state, if it is made as it was; most of the time it is."""
-    tensors, state = party.changing.tensors, optimizer.state
-    if not tensors or not isinstance(state, dict):
-        return None
-    return pick(state, tensors, party.state_keys, Tensor)
-
-
-def _state(optimizer: Optimizer, party: Party) -> tuple[list[tuple[int, str]], list[Tensor]]:
-    """The tensors of the state, each with its parameter and name; and how it is made, if simple."""
-    names: list[tuple[int, str]] = []
-    tensors: list[Tensor] = []
-    made: list[tuple[int, list[str]]] = []
-    for k, p in enumerate(party.changing.tensors):
-        state = optimizer.state.get(p)
-        if not state:
-            continue
-        keys = [key for key, value in state.items() if key != "step" and isinstance(value, Tensor)]
-        if len(keys) + ("step" in state) == len(state):
-            made.append((len(state), keys))
-        for key, value in state.items():
-            if key == "step":
-                continue
-            if isinstance(value, Tensor):
-                names.append((k, key))
-                tensors.append(value)
-                continue
-            for slot, x in leaves(value, Tensor, MAX_SLOTS):
-                names.append((k, f"{key}.{slot}"))
-                tensors.append(x)
-    party.state_keys = made if len(made) == len(party.changing.tensors) else []
-    return names, tensors
 
 
 def _parameters_of(optimizer: Optimizer) -> list[Tensor]:
