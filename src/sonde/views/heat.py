@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final
 
 import numpy as np
@@ -237,18 +238,26 @@ def _heat_row(row: _Row, structure: Structure, group: int) -> HeatRow:
 
 
 def _groups(rows: Sequence[_Row]) -> tuple[tuple[RowGroup, ...], list[int]]:
-    """Neighbours that share the first parts of their paths, down to the first number."""
+    """Neighbours that share the first parts of their paths, down to the first number. Without a
+    number a group is named by all that its paths have in common."""
+    keys = [_group_path(row.path) for row in rows]
+    starts = [i for i, key in enumerate(keys) if i == 0 or key != keys[i - 1]]
     groups: list[RowGroup] = []
     group_of: list[int] = []
-    for i, row in enumerate(rows):
-        path = _group_path(row.path)
-        if groups and groups[-1].path == shown(path, MAX_PATH):
-            known = groups[-1]
-            groups[-1] = RowGroup(known.label, known.path, known.start, known.length + 1)
-        else:
-            groups.append(RowGroup(shown(path or "model", MAX_LABEL), shown(path, MAX_PATH), i, 1))
-        group_of.append(len(groups) - 1)
+    for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
+        path = keys[start]
+        if not path.rpartition(".")[2].isdecimal():
+            path = _common(rows[start].path, rows[end - 1].path)
+        group_of += [len(groups)] * (end - start)
+        label = shown(path or "model", MAX_LABEL)
+        groups.append(RowGroup(label, shown(path, MAX_PATH), start, end - start))
     return tuple(groups), group_of
+
+
+def _common(first: str, last: str) -> str:
+    """The parts that two paths begin with. Of paths in order it is what all between begin with."""
+    both = zip(first.split("."), last.split("."), strict=False)
+    return ".".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], both))
 
 
 def _group_path(path: str) -> str:

@@ -8,18 +8,30 @@ import { togglePin } from "../app/pins";
 import { mapColumns, mapRows, nearestColumn, placeOf, spans, stepAt } from "../core/columns";
 import { count, kind as kindLabel, number, share, steps } from "../core/format";
 import { classify, palette, rowMedian } from "../core/heat";
+import {
+  FOLD_ROWS,
+  type HeatLine,
+  heatLines,
+  lineOf,
+  type PlacedLabel,
+  placeLabels,
+  rowPixels,
+} from "../core/heatlines";
+import { cutPath } from "../core/pathcut";
 import { colourScale, stepTicks } from "../core/scales";
-import { FONT, horizontalTicks, label, paintPlane, prepare } from "./canvas";
+import { Icon } from "./Controls";
+import { FONT, horizontalTicks, paintPlane, prepare, textWidth } from "./canvas";
 import { HeatLegend } from "./HeatLegend";
 import { CursorLines } from "./LineChart";
 import { useTimePointer } from "./pointer";
 import { Tip, type TipContent } from "./Tip";
 
-const GROUP_PX = 88;
-const LETTER_PX = 6;
+const LETTER_PX = 6.4;
 const AXIS = 20;
 const RIGHT = 10;
-const LABEL_PX = 11;
+const LABEL_PX = 14;
+/** Where the labels of groups begin, after the mark that opens them; rows below them stand in. */
+const TWIST_PX = 18;
 
 interface Props {
   heat: Heat;
@@ -49,12 +61,31 @@ export function HeatView({ heat, order, least, most, isStale, onPick }: Props) {
   const { isDark, tokens } = app.theme.value;
   const domain = app.domain.value;
   const rows = order.length;
+  const isSorted = useMemo(() => order.every((r, i) => r === i), [order]);
+  const toggled = useSignal<ReadonlySet<string>>(new Set());
+  const groups = isSorted ? heat.groups : [];
+  const lines = useMemo(() => {
+    const areFolded = rows > FOLD_ROWS && groups.length > 1;
+    return heatLines(groups, rows, (g) => areFolded !== toggled.value.has(groups[g].path));
+  }, [groups, rows, toggled.value]);
+  const toggle = (group: number) => {
+    const paths = new Set(toggled.peek());
+    if (!paths.delete(groups[group].path)) paths.add(groups[group].path);
+    toggled.value = paths;
+  };
   const height = Math.max(0, size.height - AXIS);
-  const gutter = useMemo(() => gutterOf(heat, size.width), [heat.rows, size.width]);
+  const gutter = useMemo(
+    () => gutterOf(heat, isSorted, size.width),
+    [heat.rows, isSorted, size.width],
+  );
   const width = Math.max(0, size.width - gutter - RIGHT);
-  const rowHeight = Math.min(most, Math.max(least, rows ? height / rows : 0));
-  const drawn = Math.min(height, rows * rowHeight);
-  const isScrolled = rows * rowHeight > height + 0.5;
+  const rowHeight = Math.min(most, Math.max(least, lines.length ? height / lines.length : 0));
+  const drawn = Math.min(height, lines.length * rowHeight);
+  const isScrolled = lines.length * rowHeight > height + 0.5;
+  const placed = useMemo(
+    () => placeLabels(lines, rowHeight, scrollTop.value, drawn, LABEL_PX),
+    [lines, rowHeight, scrollTop.value, drawn],
+  );
 
   const scale = useMemo(
     () => colourScale(heat.limits, heat.is_signed, colour),
@@ -82,43 +113,58 @@ export function HeatView({ heat, order, least, most, isStale, onPick }: Props) {
     if (!surface) return;
     const { ratio } = surface;
     const x = mapColumns(extents, domain, Math.round(width * ratio));
-    const y = mapRows(rows, Math.round(drawn * ratio), rowHeight * ratio, scrollTop.value * ratio);
-    paintPlane(surface, { classes, rows, columns: wide }, x, y, colours);
-  }, [classes, colours, extents, domain, width, drawn, rowHeight, scrollTop.value]);
+    const tall = Math.round(drawn * ratio);
+    const y = mapRows(lines.length, tall, rowHeight * ratio, scrollTop.value * ratio);
+    paintPlane(surface, { classes, rows, columns: wide }, x, rowPixels(lines, y), colours);
+    surface.context.fillStyle = tokens.surface;
+    for (const [i, line] of lines.entries()) {
+      if (line.kind !== "header") continue;
+      surface.context.fillRect(0, i * rowHeight - scrollTop.value, width, rowHeight);
+    }
+  }, [classes, lines, colours, extents, domain, width, drawn, rowHeight, scrollTop.value, tokens]);
 
   useLayoutEffect(() => {
     const surface = prepare(labels.current, size.width, size.height);
     if (!surface || !domain) return;
     const { context } = surface;
-    drawLabels(context, heat, order, {
+    drawLabels(context, heat, order, lines, placed.rows, {
       gutter,
       rowHeight,
       top: -scrollTop.value,
       height: drawn,
-      hovered: hovered.value >= 0 ? hovered.value : focused.value,
+      at: hovered.value >= 0 ? hovered.value : focused.value,
       text: tokens.text,
       dim: tokens.text3,
-      line: tokens.border,
     });
     context.fillStyle = tokens.text3;
-    context.font = `11px ${FONT}`;
+    context.font = `12px ${FONT}`;
     const ticks = stepTicks(domain.from, domain.to - domain.cadence, Math.max(2, width / 90));
     horizontalTicks(context, ticks, (s) => placeOf(s, domain), gutter, width, drawn + 5, count);
   }, [
     heat,
     order,
+    lines,
+    placed,
     domain,
     size,
     drawn,
     rowHeight,
-    scrollTop.value,
     hovered.value,
     focused.value,
     tokens,
   ]);
 
-  const rowAt = (y: number) =>
-    Math.max(0, Math.min(rows - 1, Math.floor((y * drawn + scrollTop.peek()) / rowHeight)));
+  const lineAt = (y: number) =>
+    Math.max(0, Math.min(lines.length - 1, Math.floor((y * drawn + scrollTop.peek()) / rowHeight)));
+  const wordsOf = (i: number, c: number) =>
+    lines[i].kind === "row"
+      ? describe(heat, order[lines[i].start], c)
+      : describeGroup(heat, lines[i].group, c);
+  const pick = (i: number, step: number) => {
+    const line = lines[i];
+    if (line.kind === "row") onPick(order[line.start], step);
+    else toggle(line.group);
+  };
   const snap = (place: number) => {
     const c = domain ? nearestColumn(heat.columns.first, stepAt(place, domain)) : -1;
     return c < 0 ? null : heat.columns.first[c];
@@ -134,28 +180,28 @@ export function HeatView({ heat, order, least, most, isStale, onPick }: Props) {
         app.status.value = "";
         return;
       }
-      const r = rowAt(at.y);
-      hovered.value = r;
+      const i = lineAt(at.y);
+      hovered.value = i;
       const c = nearestColumn(heat.columns.first, stepAt(at.x, domain));
-      const words = describe(heat, order[r], c);
+      const words = wordsOf(i, c);
       app.status.value = `${words.title} · ${words.rows.map(([k, v]) => `${k} ${v}`).join(" · ")}`;
       tip.value =
         app.state.peek().crosshair === "values" ? { ...words, x: at.clientX, y: at.clientY } : null;
     },
     onClick: ({ y, step }) => {
-      focused.value = rowAt(y);
-      if (step !== null) onPick(order[rowAt(y)], step);
+      focused.value = lineAt(y);
+      if (step !== null) pick(lineAt(y), step);
     },
   });
 
-  const say = (r: number) => {
-    if (r < 0 || r >= rows || wide === 0) return;
+  const say = (i: number) => {
+    if (i < 0 || i >= lines.length || wide === 0) return;
     const c = nearestColumn(heat.columns.first, app.cursor.peek() ?? 0);
-    const words = describe(heat, order[r], c);
+    const words = wordsOf(i, c);
     app.status.value = `${words.title} · ${words.rows.map(([k, v]) => `${k} ${v}`).join(" · ")}`;
   };
   const move = (by: number) => {
-    focused.value = Math.max(0, Math.min(rows - 1, focused.peek() + by));
+    focused.value = Math.max(0, Math.min(lines.length - 1, focused.peek() + by));
     const element = box.current!;
     const top = focused.peek() * rowHeight;
     if (top < element.scrollTop) element.scrollTop = top;
@@ -167,17 +213,19 @@ export function HeatView({ heat, order, least, most, isStale, onPick }: Props) {
   useCommand("rowUp", () => move(-1));
   useCommand("open", () => {
     const step = app.cursor.peek();
-    if (focused.peek() >= 0 && step !== null) onPick(order[focused.peek()], step);
+    if (focused.peek() >= 0 && step !== null) pick(focused.peek(), step);
   });
   useCommand("pin", () => {
-    const row = heat.rows[order[hovered.peek() >= 0 ? hovered.peek() : focused.peek()]];
+    const line = lines[hovered.peek() >= 0 ? hovered.peek() : focused.peek()];
+    const row = line?.kind === "row" ? heat.rows[order[line.start]] : null;
     if (row) togglePin(app, { node: row.node, module: row.module });
     else app.say("Choose a row first, with the pointer or ↑ ↓.");
   });
   // The row of the cell that is open is the one that is marked.
   const { site } = app.state.value;
   useEffect(() => {
-    focused.value = site === null ? -1 : order.findIndex((r) => heat.rows[r].site === site);
+    const row = site === null ? -1 : order.findIndex((r) => heat.rows[r].site === site);
+    focused.value = row < 0 ? -1 : lineOf(lines, row);
     if (focused.peek() >= 0) move(0);
   }, [heat.kind, heat.metric, rows, site, drawn > 0]);
 
@@ -193,6 +241,7 @@ export function HeatView({ heat, order, least, most, isStale, onPick }: Props) {
         tabIndex={0}
         data-heat
         data-rows={rows}
+        data-lines={lines.length}
         data-row-height={rowHeight}
         data-columns={wide}
         onScroll={(e) => {
@@ -201,10 +250,21 @@ export function HeatView({ heat, order, least, most, isStale, onPick }: Props) {
       >
         <div
           class="heat-space"
-          style={{ height: `${isScrolled ? rows * rowHeight + AXIS : size.height}px` }}
+          style={{ height: `${isScrolled ? lines.length * rowHeight + AXIS : size.height}px` }}
         >
           <div class="heat-view" style={{ height: `${size.height}px` }}>
             <canvas class="heat-labels" ref={labels} aria-hidden="true" />
+            {placed.headers.map(({ line, y }) => (
+              <Header
+                key={lines[line].group}
+                label={groups[lines[line].group].label}
+                count={groups[lines[line].group].length}
+                isFolded={lines[line].kind === "folded"}
+                y={y}
+                width={gutter}
+                onToggle={() => toggle(lines[line].group)}
+              />
+            ))}
             <div
               class="heat-plot dots"
               ref={plot}
@@ -241,11 +301,51 @@ export function HeatView({ heat, order, least, most, isStale, onPick }: Props) {
   );
 }
 
+interface HeaderProps {
+  label: string;
+  count: number;
+  isFolded: boolean;
+  y: number;
+  width: number;
+  onToggle: () => void;
+}
+
+/** The header of a group. Keys reach it through its line in the heatmap. */
+function Header({ label, count: rows, isFolded, y, width, onToggle }: HeaderProps) {
+  const shown = useMemo(
+    () => cutPath(label, (text) => textWidth(text, 500) <= width - TWIST_PX - 34),
+    [label, width],
+  );
+  return (
+    <button
+      type="button"
+      class="heat-group"
+      tabIndex={-1}
+      aria-expanded={!isFolded}
+      title={`${label}: ${count(rows)} rows. ${isFolded ? "Open" : "Fold"}`}
+      data-group={label}
+      style={{
+        top: `${y - LABEL_PX / 2}px`,
+        height: `${LABEL_PX}px`,
+        width: `${width - 4}px`,
+      }}
+      onClick={onToggle}
+    >
+      <Icon name={isFolded ? "right" : "down"} size={12} />
+      <span class="heat-group-name">{shown}</span>
+      {isFolded && <span class="dim">{rows}</span>}
+    </button>
+  );
+}
+
 /** Room for labels: as much as the longest takes, but no more than the plot can spare. */
-function gutterOf(heat: Heat, width: number): number {
-  const longest = heat.rows.reduce((n, row) => Math.max(n, rowLabel(heat, row).length), 0);
-  const wish = GROUP_PX + 24 + LETTER_PX * longest;
-  return Math.round(Math.max(150, Math.min(wish, 290, Math.max(196, width * 0.3))));
+function gutterOf(heat: Heat, isSorted: boolean, width: number): number {
+  const longest = heat.rows.reduce(
+    (n, row) => Math.max(n, (isSorted ? rowLabel(heat, row) : rowTitle(row)).length),
+    isSorted ? heat.groups.reduce((n, g) => Math.max(n, g.label.length + 3), 0) : 0,
+  );
+  const wish = TWIST_PX + 20 + LETTER_PX * longest;
+  return Math.round(Math.max(120, Math.min(wish, 300, Math.max(180, width * 0.3))));
 }
 
 interface LabelLook {
@@ -253,85 +353,64 @@ interface LabelLook {
   rowHeight: number;
   top: number;
   height: number;
-  hovered: number;
+  /** The line under the pointer, or the one that keys have chosen; it is named in any case. */
+  at: number;
   text: string;
   dim: string;
-  line: string;
 }
 
-/** Row labels: groups by their common path, rows by their end; the one under the pointer in full. */
+/** Labels of rows: in their group by what follows its path, else by their whole path. */
 function drawLabels(
   context: CanvasRenderingContext2D,
   heat: Heat,
   order: readonly number[],
+  lines: readonly HeatLine[],
+  placed: readonly PlacedLabel[],
   look: LabelLook,
 ): void {
-  const { gutter, rowHeight, top, height, hovered } = look;
-  const isSorted = order.every((r, i) => r === i);
+  const { gutter, rowHeight, top, height, at } = look;
   context.save();
   context.beginPath();
   context.rect(0, 0, gutter, height);
   context.clip();
   context.textBaseline = "middle";
-  const every = Math.max(1, Math.ceil(LABEL_PX / rowHeight));
-  const middle = (i: number) => top + (i + 0.5) * rowHeight;
-  let lastGroup = -Infinity;
-  if (isSorted) {
-    for (const group of heat.groups) {
-      const y = top + group.start * rowHeight;
-      context.fillStyle = look.line;
-      context.fillRect(0, Math.round(y), gutter, 1);
-      if (group.length * rowHeight < LABEL_PX || y - lastGroup < LABEL_PX + 1) continue;
-      lastGroup = y;
-      context.font = `500 11px ${FONT}`;
-      context.fillStyle = look.text;
-      context.textAlign = "left";
-      label(
-        context,
-        group.label,
-        8,
-        Math.max(y, Math.min(0, y + (group.length - 1) * rowHeight)) + Math.max(rowHeight / 2, 7),
-        GROUP_PX - 4,
-      );
-    }
-  }
   context.textAlign = "right";
-  context.font = `11px ${FONT}`;
-  for (let i = 0; i < order.length; i++) {
-    const y = middle(i);
-    if (y < -8 || y > height + 8) continue;
-    if (i % every !== 0 || Math.abs(i - hovered) * rowHeight < LABEL_PX) continue;
-    context.fillStyle = look.dim;
-    const row = heat.rows[order[i]];
-    label(
-      context,
-      isSorted ? rowLabel(heat, row) : rowTitle(row),
+  const chosen = lines[at]?.kind === "row" ? at : -1;
+  const here = Math.max(7, Math.min(height - 7, top + (chosen + 0.5) * rowHeight));
+  const draw = (line: HeatLine, y: number) => {
+    const row = heat.rows[order[line.start]];
+    const isIn = line.group >= 0 && (heat.groups[line.group]?.length ?? 0) > 1;
+    const text = isIn ? rowLabel(heat, row) : rowTitle(row);
+    const most = gutter - (isIn ? TWIST_PX + 12 : 16);
+    context.fillText(
+      cutPath(text, (t) => context.measureText(t).width <= most),
       gutter - 8,
       y,
-      isSorted ? gutter - GROUP_PX - 12 : gutter - 16,
     );
+  };
+  context.font = `12px ${FONT}`;
+  context.fillStyle = look.dim;
+  for (const { line, y } of placed) {
+    if (chosen >= 0 && Math.abs(y - here) < LABEL_PX) continue;
+    draw(lines[line], y);
   }
-  if (hovered >= 0 && hovered < order.length) {
-    context.font = `500 11px ${FONT}`;
+  if (chosen >= 0) {
+    context.font = `500 12px ${FONT}`;
     context.fillStyle = look.text;
-    const row = heat.rows[order[hovered]];
-    label(
-      context,
-      isSorted ? rowLabel(heat, row) : rowTitle(row),
-      gutter - 8,
-      Math.max(7, Math.min(height - 7, middle(hovered))),
-      isSorted ? gutter - GROUP_PX - 8 : gutter - 16,
-    );
+    draw(lines[chosen], here);
   }
   context.restore();
 }
 
-/** A row inside of its group: without what the group's own label says. */
+/** A row in its group: without what the header says. */
 function rowLabel(heat: Heat, row: Heat["rows"][number]): string {
   const { path: group } = heat.groups[row.group] ?? { path: "" };
   if (!group || !row.path.startsWith(group) || row.count > 1) return row.label;
   const rest = row.path.slice(group.length).replace(/^\./, "");
-  return `${rest}${slotWord(row) ? ` ${slotWord(row)}` : ""}`.trim() || row.label;
+  return (
+    `${rest}${slotWord(row) ? ` ${slotWord(row)}` : ""}`.trim() ||
+    (row.path.split(".").at(-1) ?? "")
+  );
 }
 
 function rowTitle(row: Heat["rows"][number]): string {
@@ -370,6 +449,28 @@ function describe(heat: Heat, r: number, c: number): Omit<TipContent, "x" | "y">
     note: heat.kind ? kindLabel(heat.kind) : "",
     rows,
   };
+}
+
+/** What a cell of a folded group says: the largest of its rows, and which it is. */
+function describeGroup(heat: Heat, group: number, c: number): Omit<TipContent, "x" | "y"> {
+  const { label: title, start, length } = heat.groups[group];
+  const wide = heat.columns.first.length;
+  const rows: [string, string][] = [];
+  rows.push(["at", steps(heat.columns.first[c], heat.columns.last[c])]);
+  let [most, bad] = [-1, 0];
+  for (let r = start; r < start + length; r++) {
+    const at = r * wide + c;
+    if (heat.flags[at] === NONFINITE) bad++;
+    if (heat.flags[at] === EMPTY || !Number.isFinite(heat.values[at])) continue;
+    if (most < 0 || Math.abs(heat.values[at]) > Math.abs(heat.values[most * wide + c])) most = r;
+  }
+  const name = heat.metric ?? `${heat.stat}`.replace(/_/g, " ");
+  if (bad) rows.push(["not finite", `${count(bad)} of ${count(length)} rows`]);
+  if (most >= 0) {
+    rows.push([`largest ${name}`, number(heat.values[most * wide + c])]);
+    rows.push(["in", rowLabel(heat, heat.rows[most])]);
+  } else if (!bad) rows.push([name, "not recorded"]);
+  return { title, note: `${count(length)} rows`, rows };
 }
 
 function aggregateWord(heat: Heat): string {

@@ -72,7 +72,7 @@ export function LayersPage() {
         </Button>
       </div>
       <Boundary what="The heatmap" of={app.run.value}>
-        <HeatPanel least={13} most={26} />
+        <HeatPanel least={15} most={26} />
       </Boundary>
       <Boundary what="The tensor at the cursor" of={site}>
         <Drawer />

@@ -2,6 +2,7 @@
 
 import type { PixelMap } from "../core/columns";
 import { drawPlane, type Palette, type Plane } from "../core/heat";
+import { cutMiddle } from "../core/pathcut";
 import type { Tick } from "../core/scales";
 
 export const FONT = '"Sonde Inter", Inter, system-ui, -apple-system, "Segoe UI", sans-serif';
@@ -60,17 +61,21 @@ export function label(
   y: number,
   most: number,
 ): void {
-  let shown = text;
-  if (context.measureText(shown).width > most) {
-    let [low, high] = [0, text.length];
-    while (low < high) {
-      const middle = (low + high + 1) >> 1;
-      if (context.measureText(`${text.slice(0, middle)}…`).width <= most) low = middle;
-      else high = middle - 1;
-    }
-    shown = low > 0 ? `${text.slice(0, low)}…` : "";
-  }
-  context.fillText(shown, x, y);
+  context.fillText(
+    cutMiddle(text, (t) => context.measureText(t).width <= most),
+    x,
+    y,
+  );
+}
+
+let ruler: CanvasRenderingContext2D | null = null;
+
+/** How wide text is at 12 pixels. */
+export function textWidth(text: string, weight = 400): number {
+  ruler ??= document.createElement("canvas").getContext("2d");
+  if (!ruler) return 7 * text.length;
+  ruler.font = `${weight} 12px ${FONT}`;
+  return ruler.measureText(text).width;
 }
 
 /** Ticks on a vertical axis, right-aligned at `x`; powers of two with a raised exponent. */
