@@ -506,7 +506,7 @@ def test_a_segment_of_a_newer_minor_version_with_more_columns_is_read(path):
         assert run.stats(stat=["rms", "p50"]).equals(before)
 
 
-def test_bins_that_no_writer_makes_are_refused(path):
+def test_bins_that_no_writer_makes_are_left_out_and_named(path):
     import zlib
 
     own = files_of(path, "live")[0]
@@ -520,8 +520,10 @@ def test_bins_that_no_writer_makes_are_refused(path):
     )
     name = segments.SegmentName(attempt, 70, 70, f"{zlib.crc32(data):08x}")
     (path / "live" / "r00000" / str(name)).write_bytes(data)
-    with open_run(path, frame="arrow") as run, pytest.raises(sonde.RunError, match="cannot be"):
-        run.merge()
+    with open_run(path, frame="arrow") as run:
+        assert run.merge(kind="output").count
+        assert len(run.damaged) == 1
+        assert "holds" in run.damaged[0].problem
 
 
 def test_opening_a_run_imports_and_executes_nothing_of_it(path):

@@ -268,4 +268,4 @@ def test_following_a_live_run_keeps_no_memory_of_files_that_are_gone(tmp_path):
 
 def _held_by_duckdb(run):
     query = "select sum(memory_usage_bytes) from duckdb_memory()"
-    return run._connection.execute(query).fetchone()[0]
+    return run._inquiry._connection.execute(query).fetchone()[0]

@@ -26,7 +26,8 @@ import duckdb
 import pyarrow as pa
 
 from sonde._errors import RunError, SondeError
-from sonde.store.queries import Limits, connect
+from sonde.store.limits import Limits
+from sonde.store.queries import connect
 from sonde.store.reader import open_run
 from sonde.views import envelope
 from sonde.views.answers import ANSWERS

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import combinations, groupby
 from typing import Any, Final, Literal
 
-from sonde.store import documents, provenance
+from sonde.store import documents, limits, provenance
 from sonde.store.documents import DamagedError, Document
 from sonde.store.segments import Attempt
 
@@ -119,18 +119,22 @@ class AttemptReader:
     def __init__(self, root: str, rank: int | None = None) -> None:
         self._root = root
         self._rank = rank
-        self._cache: dict[str, tuple[tuple[int, int, int], Document | DamagedError]] = {}
+        self._cache: dict[str, tuple[tuple[int, int, int], Document | DamagedError, int]] = {}
 
     def read(self) -> tuple[dict[Attempt, AttemptRecord], dict[str, str]]:
         """Attempts, and what is wrong with which file (relative to the run)."""
         parts: dict[Attempt, dict[str, Any]] = {}
         problems: dict[str, str] = {}
-        for name, (attempt, part) in _listed(self._root).items():
+        held = 0
+        for name, (attempt, part) in _listed(self._root, problems).items():
             if self._rank is not None and attempt.rank != self._rank:
                 continue
             kept = parts.setdefault(attempt, {})
             try:
-                document, written_ns = self._load(name)
+                if held > limits.RANKS_BYTES:
+                    raise DamagedError("is not read: the files of ranks would take too much memory")
+                document, written_ns, memory = self._load(name)
+                held += memory
                 _agree(document, attempt)
                 kept[part] = document
             except FileNotFoundError:
@@ -143,21 +147,25 @@ class AttemptReader:
         records = {a: AttemptRecord(a, **kept) for a, kept in sorted(parts.items())}
         return records, {**problems, **_overlaps(records)}
 
-    def _load(self, name: str) -> tuple[Document, int]:
+    def _load(self, name: str) -> tuple[Document, int, int]:
+        """The document, when it was written, and about how much memory it takes."""
         path = os.path.join(self._root, FOLDER, name)
         status = os.lstat(path)
         stamp = (status.st_size, status.st_mtime_ns, status.st_ino)
         known = self._cache.get(name)
         if known is None or known[0] != stamp:
             found: Document | DamagedError
+            memory = 0
             try:
-                found = documents.load(path)
+                data = documents.read_regular(path, limit_bytes=limits.RANK_FILE_BYTES)
+                memory = documents.memory_of(data)
+                found = documents.parse(data)
             except DamagedError as error:
                 found = error
-            known = self._cache[name] = (stamp, found)
+            known = self._cache[name] = (stamp, found, memory)
         if isinstance(known[1], DamagedError):
             raise known[1]
-        return known[1], status.st_mtime_ns
+        return known[1], status.st_mtime_ns, known[2]
 
 
 def run_status(records: Mapping[Attempt, AttemptRecord]) -> Status:
@@ -168,13 +176,20 @@ def run_status(records: Mapping[Attempt, AttemptRecord]) -> Status:
     return next((status for status in order if status in found), "crashed")
 
 
-def _listed(root: str) -> dict[str, tuple[Attempt, str]]:
+def _listed(root: str, problems: dict[str, str]) -> dict[str, tuple[Attempt, str]]:
+    """The files of attempts by name; what cannot be listed goes to `problems`."""
     try:
         listed = os.listdir(os.path.join(root, FOLDER))
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    found = {}
+    except OSError as error:
+        problems[FOLDER] = f"cannot be listed ({error.strerror or error})"
+        return {}
+    found: dict[str, tuple[Attempt, str]] = {}
     for name in sorted(listed):
+        if len(found) >= limits.RANK_FILES:
+            problems[FOLDER] = f"has more than {limits.RANK_FILES} files; the rest is not read"
+            break
         match = _FILE.fullmatch(name)
         if match:
             attempt = Attempt(int(match[1]), int(match[2]), match[3])
@@ -219,4 +234,6 @@ def _agree(document: Document, attempt: Attempt) -> None:
 
 
 def _integer(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if abs(value) < 1 << 63 else None

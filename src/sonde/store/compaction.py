@@ -22,7 +22,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sonde._errors import RunError
-from sonde.store import locations, segments
+from sonde.store import limits, locations, segments, soundness
 from sonde.store.attempts import AttemptReader
 from sonde.store.compactor import BLOCK
 from sonde.store.documents import DamagedError
@@ -112,11 +112,14 @@ class _Compaction:
         for candidate in block:
             try:
                 piece, rows = segments.load(candidate.path, candidate.name, table, self.run_id)
+                soundness.check(rows, table, piece)  # what is odd must not spread to its neighbours
             except DamagedError as error:
                 self._damaged(candidate, error)
                 return
             pieces.append(piece)
             parts.append(rows)
+        if sum(piece.rows for piece in pieces) > limits.SEGMENT_ROWS // 4:
+            return
         contents = Contents(
             run_id=self.run_id,
             attempt=attempt,

@@ -12,8 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-MAX_BYTES: Final = 16 << 20
+from sonde.store import limits
+
+MAX_BYTES: Final = limits.ABOUT_BYTES
 _MAX_DEPTH: Final = 32
+_ITEM_BYTES: Final = 100
+_MAX_INTEGER: Final = 1 << 512
 _MAX_TEXT: Final = 64 << 10
 _MAX_ITEMS: Final = 10_000
 
@@ -28,35 +32,47 @@ class DamagedError(Exception):
 def dump(document: Mapping[str, object]) -> bytes:
     """The document as bytes, with its checksum. Whatever JSON cannot hold is kept as its repr."""
     plain = {str(k): to_plain(v) for k, v in document.items()}
-    text = json.dumps({"crc32": _checksum(plain), **plain}, indent=1, ensure_ascii=True)
-    return text.encode("ascii")
+    data = _encoded(plain)
+    if len(data) > MAX_BYTES or _items(data) > limits.DOCUMENT_ITEMS:
+        largest = max(plain, key=lambda name: len(json.dumps(plain[name])))
+        return dump({**plain, largest: f"left out: {len(data)} bytes are too many"})
+    return data
 
 
-def load(path: str) -> Document:
+def load(path: str, *, limit_bytes: int = MAX_BYTES) -> Document:
     """The document at `path`.
 
     Raises FileNotFoundError when there is none and `DamagedError` when it is not a file, too
     large, not an object, nested too deep, or when its checksum is wrong.
     """
-    return parse(read_regular(path, limit_bytes=MAX_BYTES))
+    return parse(read_regular(path, limit_bytes=limit_bytes))
 
 
 def parse(data: bytes) -> Document:
-    """The document in `data`, checked."""
+    """The document in `data`, checked. A whole number that no float holds comes as text."""
+    items = _items(data)
+    if items > limits.DOCUMENT_ITEMS:
+        raise DamagedError(f"holds {items} items; at most {limits.DOCUMENT_ITEMS} are read")
     try:
         found = json.loads(data.decode("utf-8"), parse_constant=lambda _: None)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, MemoryError) as error:
         raise DamagedError(f"is not valid JSON ({type(error).__name__})") from None
     if not isinstance(found, dict):
         raise DamagedError("does not hold a JSON object")
     expected = found.pop("crc32", None)
     try:
         actual = _checksum(found)
-    except RecursionError:
+        if expected != actual:
+            raise DamagedError("has a wrong checksum")
+        plain: Document = _bounded(found)
+    except (RecursionError, ValueError, MemoryError):
         raise DamagedError("is nested too deep") from None
-    if expected != actual:
-        raise DamagedError("has a wrong checksum")
-    return found
+    return plain
+
+
+def memory_of(data: bytes) -> int:
+    """About how much memory the document in `data` takes once it is parsed."""
+    return len(data) + _ITEM_BYTES * _items(data)
 
 
 def read_regular(path: str, *, limit_bytes: int | None = None) -> bytes:
@@ -101,6 +117,27 @@ def to_plain(value: object, depth: int = 0) -> Any:  # Any: the JSON types, nest
         return repr(value)[:_MAX_TEXT]
     except Exception:
         return f"<{type(value).__name__}>"
+
+
+def _encoded(plain: Document) -> bytes:
+    text = json.dumps({"crc32": _checksum(plain), **plain}, indent=1, ensure_ascii=True)
+    return text.encode("ascii")
+
+
+def _items(data: bytes) -> int:
+    """At most so many lists, objects and values are in the document."""
+    return 1 + sum(data.count(mark) for mark in (b",", b"[", b"{"))
+
+
+def _bounded(value: Any) -> Any:  # Any: the JSON types, nested
+    """The value, with numbers that would not fit anywhere as text."""
+    if isinstance(value, dict):
+        return {key: _bounded(v) for key, v in value.items()}
+    if isinstance(value, list):
+        return [_bounded(v) for v in value]
+    if type(value) is int and abs(value) >= _MAX_INTEGER:
+        return str(value)
+    return value
 
 
 def _checksum(plain: Document) -> str:

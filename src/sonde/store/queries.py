@@ -20,18 +20,18 @@ Only files that a snapshot has checked are named in a view.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import duckdb
 import numpy as np
 import pyarrow as pa
 
+from sonde._errors import SondeError
 from sonde.record import COUNTS, EXTREMA, FINAL, STAGES, SUMS
 from sonde.sketch import bins as _bins
+from sonde.store import spilling
+from sonde.store.limits import Limits
 from sonde.store.segments import Attempt, Segment
 from sonde.store.snapshots import Snapshot
 from sonde.store.tables import EVENTS, GRAPH, NUMBERS, SITES, SKETCHES, TRACES, Table
@@ -41,6 +41,9 @@ Connection = Any
 
 SITE_COLUMNS: Final = ("module", "kind", "call", "slot")
 KEY: Final = ("step", "phase", "name")
+
+_LOCKED_THREADS: Final = 2
+_ROWS_AT_ONCE: Final = 16_384
 
 STAGE: Final = (
     "case when kind <> 'param_grad' then 'final' "
@@ -83,22 +86,19 @@ STATISTICS: Final[Mapping[str, str]] = {
 """Each statistic of `sonde.sketch` that needs no bins, over the columns of a sketch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a locked connection may use."""
-
-    memory_bytes: int = 1 << 30
-    threads: int = 2
+class TooMuchError(SondeError):
+    """The answer to a query is larger than its limit."""
 
 
-def connect(root: str, *, limits: Limits | None = None) -> Connection:
+def connect(root: str, *, limits: Limits | None = None, locked: bool | None = None) -> Connection:
     """A connection for questions about the run at `root`.
 
-    With `limits` it is locked down, for SQL that comes from elsewhere: it reads files of the run
-    and no others, loads no extensions, and cannot be unlocked. Writing into the run is for the
-    caller to
-    refuse: see `is_question`.
+    `locked` (by default where limits are given) is for SQL that comes from elsewhere: it reads
+    files of the run and no others, loads no extensions, and cannot be unlocked. Writing into the
+    run is for the caller to refuse: see `is_question`.
     """
+    locked = limits is not None if locked is None else locked
+    limits = limits or Limits()
     connection = duckdb.connect(
         ":memory:",
         config={
@@ -116,13 +116,16 @@ def connect(root: str, *, limits: Limits | None = None) -> Connection:
     if "enable_progress_bar" in settings:
         connection.execute("set enable_progress_bar = false")
     _make_bin_edges(connection)
-    if limits is None:
-        spill = os.path.join(tempfile.gettempdir(), f"sonde-{os.getpid()}")
-        connection.execute(f"set temp_directory = {_quote(spill)}")
-        return connection
-    connection.execute("set temp_directory = ''")
     connection.execute(f"set memory_limit = '{limits.memory_bytes // 1024} KiB'")
-    connection.execute(f"set threads = {limits.threads}")
+    threads = limits.threads or (_LOCKED_THREADS if locked else None)
+    if threads is not None:
+        connection.execute(f"set threads = {threads}")
+    spill = None if locked else spilling.folder()
+    connection.execute(f"set temp_directory = {_quote(spill or '')}")
+    if spill is not None:
+        connection.execute(f"set max_temp_directory_size = '{limits.spill_bytes // 1024} KiB'")
+    if not locked:
+        return connection
     allowed = ", ".join(_quote(text) for text in dict.fromkeys((root, _literal(root))))
     connection.execute(f"set allowed_directories = [{allowed}]")
     connection.execute("set enable_external_access = false")
@@ -136,11 +139,20 @@ def is_question(connection: Connection, query: str) -> bool:
     return len(statements) == 1 and statements[0].type == duckdb.StatementType.SELECT
 
 
-def to_arrow(relation: Any) -> pa.Table:  # duckdb.DuckDBPyRelation
-    """The whole answer. DuckDB has renamed this over time."""
-    if hasattr(relation, "to_arrow_table"):
-        return relation.to_arrow_table()
-    return relation.fetch_arrow_table()
+def to_arrow(relation: Any, limit_bytes: int) -> pa.Table:  # duckdb.DuckDBPyRelation
+    """The whole answer, taken in pieces so that one that is too large is noticed on the way."""
+    rename = "to_arrow_reader" if hasattr(relation, "to_arrow_reader") else "fetch_arrow_reader"
+    reader = getattr(relation, rename)(_ROWS_AT_ONCE)
+    batches, held = [], 0
+    for batch in reader:
+        batches.append(batch)
+        held += batch.nbytes
+        if held > limit_bytes:
+            raise TooMuchError(
+                f"The answer has more than {limit_bytes >> 20} MiB. Ask for fewer steps, sites or "
+                "columns, or allow more: `sonde.open(path, limits=Limits(answer_bytes=...))`."
+            )
+    return pa.Table.from_batches(batches, reader.schema)
 
 
 def make_views(connection: Connection, snapshot: Snapshot) -> None:
@@ -242,10 +254,15 @@ def _select(table: Table, segments: list[Segment], replaced: str | None) -> str 
     ]
     if replaced is not None:
         columns.append(f"({replaced}) as replaced")
+    return f"select {', '.join(columns)} from {scan(segments, by_name=differ)}"
+
+
+def scan(segments: Iterable[Segment], *, by_name: bool = False) -> str:
+    """The files of segments, to be selected from."""
     files = ", ".join(_quote(_literal(s.path)) for s in segments)
-    # Without this a folder above the run that is named `step=100` would overwrite the column.
-    options = ", hive_partitioning = false" + (", union_by_name = true" if differ else "")
-    return f"select {', '.join(columns)} from read_parquet([{files}]{options})"
+    # A folder above the run that is named `step=100` would otherwise overwrite the column.
+    options = ", hive_partitioning = false" + (", union_by_name = true" if by_name else "")
+    return f"read_parquet([{files}]{options})"
 
 
 def _no_rows(table: Table, with_replaced: bool) -> str:

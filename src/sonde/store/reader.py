@@ -9,7 +9,6 @@ Every call sees what is on disk at that moment. Nothing is ever written, locked 
 from __future__ import annotations
 
 import os
-import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypedDict, Unpack, overload
@@ -18,24 +17,23 @@ import duckdb
 import pyarrow as pa
 from numpy.typing import ArrayLike
 
-from sonde._errors import RunError, SondeError, SondeWarning
+from sonde._errors import SondeError, SondeWarning
 from sonde.graph.model import Graph
-from sonde.record import FINAL
+from sonde.record import FINAL, Sketches
 from sonde.sketch import Exponents, Histogram, Sketch, row
-from sonde.store import attempts, describing, frames, graphs, hdf5, locations, queries, tabling
+from sonde.store import attempts, describing, frames, graphs, hdf5, locations, tabling
 from sonde.store import progress as _progress
 from sonde.store import traces as _traces
 from sonde.store.attempts import Status
 from sonde.store.catalogue import Catalogue, Kinds
 from sonde.store.frames import Frame
+from sonde.store.inquiry import Inquiry, careful
+from sonde.store.limits import Limits
 from sonde.store.listing import Damage
-from sonde.store.queries import Limits
 from sonde.store.selection import Selection, Steps
+from sonde.store.sketching import Key
 from sonde.store.snapshots import Snapshot, SnapshotTaker
 from sonde.store.tables import GRAPH, SITES
-
-_RETRIES = 20
-_GONE_FILES = 256
 
 
 def open_run(
@@ -51,7 +49,7 @@ def open_run(
         path: The run directory; `<folder>/latest` is the newest run in the folder.
         frame: "pandas" or "arrow": what tables come as. By default pandas if it is installed.
         locked: For SQL that comes from somebody else: it can read this run and nothing else.
-        limits: What a locked run may use.
+        limits: What a question may use: memory, threads, the size of its answer.
 
     Raises:
         RunError: There is no run there, or a newer Sonde wrote it.
@@ -87,28 +85,27 @@ class Run:
         run_id = self._about.get("run_id")
         self._taker = SnapshotTaker(path, run_id if isinstance(run_id, str) else None)
         self._is_locked = locked
-        self._limits = (limits or Limits()) if locked else None
-        self._connection: queries.Connection | None = None
-        self._snapshot: Snapshot | None = None
-        self._named: set[str] = set()
+        self._inquiry = Inquiry(path, self._taker, limits or Limits(), locked=locked)
         self._catalogue: tuple[tuple[str, ...], Catalogue] | None = None
         self._graph: tuple[tuple[str, ...], Graph] | None = None
         self._has_warned = False
-        self._lock = threading.RLock()
 
     # -- what there is --------------------------------------------------------------------------
 
     @property
+    @careful
     def status(self) -> Status:
         """`live`, `finished`, `failed` (closed after an exception) or `crashed`."""
         return attempts.run_status(self._look().attempts)
 
     @property
+    @careful
     def info(self) -> dict[str, Any]:
         """All that is known about the run: status, steps, versions, configuration, losses."""
         return describing.describe(self)
 
     @property
+    @careful
     def steps(self) -> list[int]:
         """Every step that has a sketch or a number, ascending."""
         found = self._ask(
@@ -119,11 +116,13 @@ class Run:
         return steps
 
     @property
+    @careful
     def sites(self) -> Frame:
         """One row per site: `name, module, kind, call, slot, dtype, shape, module_type, stage`."""
         return self._framed(self._ask("select * from sites"))
 
     @property
+    @careful
     def graph(self) -> Graph:
         """The graph of the model as far as it was seen: `nodes`, `edges`, `level(module)`."""
         paths = tuple(s.path for s in self._look().segments[GRAPH.name])
@@ -132,6 +131,7 @@ class Run:
         return self._graph[1]
 
     @property
+    @careful
     def progress(self) -> _progress.Progress:
         """How far the run has come, without reading a row."""
         return _progress.of_snapshot(self._look())
@@ -146,6 +146,7 @@ class Run:
 
     # -- numbers --------------------------------------------------------------------------------
 
+    @careful
     def scalars(
         self,
         name: str | None = None,
@@ -164,6 +165,7 @@ class Run:
         """
         return self._numbers("scalars", name, None, steps, phase, rank, all_attempts, frame)
 
+    @careful
     def metrics(
         self,
         name: str | None = None,
@@ -184,6 +186,7 @@ class Run:
 
     # -- sketches -------------------------------------------------------------------------------
 
+    @careful
     def stats(
         self,
         site_pattern: str = "*",
@@ -228,6 +231,7 @@ class Run:
         )
         return self._framed(table, frame)
 
+    @careful
     def sketch(
         self,
         site: str,
@@ -322,7 +326,7 @@ class Run:
         columns = tabling.check_by(by)
         chosen = Selection(["not replaced"]).equal("phase", phase).equal("rank", rank).steps(steps)
         tabling.of_sites(chosen, self.catalogue(), site_pattern, kind, stage)
-        keys, merged = tabling.merge(self, chosen, columns)
+        keys, merged = self._merge(chosen, columns)
         if by is None:
             return row(merged, 0) if keys else Sketch.empty()
         plain = [key[0] if isinstance(by, str) else key for key in keys]
@@ -331,10 +335,12 @@ class Run:
     # -- traces ---------------------------------------------------------------------------------
 
     @property
+    @careful
     def traces(self) -> Frame:
         """Traced variables, one row per name: how many values, of which steps and ranks."""
         return self._framed(_traces.listing(self))
 
+    @careful
     def trace(
         self,
         path: str,
@@ -365,23 +371,18 @@ class Run:
         The rows as they were written, per rank and attempt, are in `records` and `numbers`. Values
         are best given as `params`: a list for `?`, a dict for `$name`.
         """
-        with self._lock:
-            if self._is_locked and not self._is_question(query):
-                raise SondeError("Only a single `select` can be asked of this run.")
         try:
-            return self._framed(self._ask(query, params), frame)
+            if self._is_locked and not self._inquiry.is_question(query):
+                raise SondeError("Only a single `select` can be asked of this run.")
         except duckdb.Error as error:
             raise SondeError(f"The query failed: {error}") from error
+        return self._framed(self._ask(query, params), frame)
 
     # -- ending ---------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Let go of the memory that is held. Nothing was locked; the run can be opened again."""
-        with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-            self._connection = None
-            self._snapshot = None
+        self._inquiry.close()
 
     def __enter__(self) -> Self:
         return self
@@ -394,6 +395,7 @@ class Run:
 
     # -- inside ---------------------------------------------------------------------------------
 
+    @careful
     def catalogue(self) -> Catalogue:
         """The sites, looked up again only when there are new ones."""
         snapshot = self._look()
@@ -412,10 +414,14 @@ class Run:
             self._catalogue = (paths, found)
         return self._catalogue[1]
 
+    def examine(self) -> bool:
+        """Read every segment in full. Whether any is at fault that was not known to be: it is in
+        `damaged` from here on, and no answer counts it."""
+        return self._inquiry.examine()
+
     def _look(self) -> Snapshot:
         """What is on disk now; warns once if some of it is damaged."""
-        with self._lock:
-            snapshot = self._taker.take()
+        snapshot = self._inquiry.look()
         bad = len(snapshot.damages) + (self._about_problem is not None)
         if bad and not self._has_warned:
             self._has_warned = True
@@ -432,52 +438,14 @@ class Run:
         self, query: str, params: Sequence[object] | Mapping[str, object] | None = None
     ) -> pa.Table:
         """The answer to a query over the views, from one snapshot."""
-        for _ in range(_RETRIES):
-            snapshot = self._look()
-            try:
-                with self._lock:
-                    cursor = self._ready(snapshot)
-                try:
-                    relation = cursor.sql(query, params=params or None)
-                    return pa.table({}) if relation is None else queries.to_arrow(relation)
-                finally:
-                    cursor.close()
-            except duckdb.IOException:
-                # Compacted away since we looked? Then look again; else it is the query's own error.
-                seen = (snapshot, self._snapshot)  # views of another thread count too
-                if not any(s.has_vanished for s in seen if s is not None):
-                    raise
-        raise RunError(
-            f"The files of `{self.path}` vanish while they are read. Is it being deleted?"
-        )
-
-    def _ready(self, snapshot: Snapshot) -> queries.Connection:
-        """A cursor whose views point at the segments of the snapshot, or of a later one."""
-        if self._snapshot is None or _differ(self._snapshot, snapshot):
-            self._snapshot = None
-            paths = snapshot.paths()
-            self._named.update(paths)
-            if len(self._named) > 2 * len(paths) + _GONE_FILES:
-                # DuckDB never forgets a file, though a live run is compacted all the time. Cursors
-                # of other threads keep the old connection alive for as long as they need it.
-                self._connection = None
-            queries.make_views(self._connect(), snapshot)
-            self._named.update(paths)
-            self._snapshot = snapshot
-        return self._connect().cursor()
-
-    def _connect(self) -> queries.Connection:
-        if self._connection is None:
-            self._connection = queries.connect(self.path, limits=self._limits)
-            self._snapshot = None
-            self._named = set()
-        return self._connection
-
-    def _is_question(self, query: str) -> bool:
         try:
-            return queries.is_question(self._connect(), query)
+            return self._inquiry.ask(query, params, self._look)
         except duckdb.Error as error:
             raise SondeError(f"The query failed: {error}") from error
+
+    @careful
+    def _merge(self, chosen: Selection, by: Sequence[str]) -> tuple[list[Key], Sketches]:
+        return tabling.merge(self, chosen, by)
 
     def _framed(self, table: pa.Table, frame: str | None = None) -> Frame:
         return frames.to_frame(table, frames.check_kind(frame) or self._frame)
@@ -499,8 +467,3 @@ class Run:
                 chosen.add(f"({column} = ? or {column} glob ?)", pattern, pattern)
         table = tabling.numbers(self, view, chosen, rank=rank, all_attempts=all_attempts)
         return self._framed(table, frame)
-
-
-def _differ(a: Snapshot, b: Snapshot) -> bool:
-    """Whether views for one would be wrong for the other."""
-    return a.segments != b.segments or queries.replaced_from(a) != queries.replaced_from(b)

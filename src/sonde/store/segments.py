@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sonde.store import limits
 from sonde.store.documents import DamagedError, open_regular, read_regular
 from sonde.store.tables import FORMAT_VERSION, Table
 
@@ -153,7 +154,7 @@ def check(path: str, name: SegmentName, table: Table, run_id: str | None) -> Seg
 
     Raises FileNotFoundError when it is gone and `DamagedError` when anything about it is wrong.
     """
-    with open_regular(path) as file:
+    with open_regular(path, limit_bytes=limits.SEGMENT_BYTES) as file:
         return _checked(path, file, name, table, run_id)
 
 
@@ -165,7 +166,7 @@ def load(
     columns: Sequence[str] | None = None,
 ) -> tuple[Segment, pa.Table]:
     """A checked segment and its rows, strings dictionary-encoded; a column it lacks is null."""
-    data = read_regular(path)
+    data = read_regular(path, limit_bytes=limits.SEGMENT_BYTES)
     segment = _checked(path, io.BytesIO(data), name, table, run_id)
     fields = [f for f in table.schema if columns is None or f.name in columns]
     strings = [f.name for f in fields if pa.types.is_string(f.type)]
@@ -246,6 +247,10 @@ def _segment(
     if run_id is not None and footer["run_id"] != run_id:
         raise DamagedError("belongs to another run")
     resume, steps = footer["resume_from_step"], footer["steps"]
+    _bound(metadata)
+    for number in (resume, *(steps or ())):
+        if number is not None and not (type(number) is int and abs(number) < 1 << 63):
+            raise DamagedError(f"tells of a step that cannot be ({number!r})"[:100])
     return Segment(
         path=path,
         name=name,
@@ -259,6 +264,29 @@ def _segment(
     )
 
 
+def _bound(metadata: Any) -> None:  # pq.FileMetaData
+    """Refuse what would take too much to read, by what the file says of itself."""
+    if not 0 <= metadata.num_rows <= limits.SEGMENT_ROWS:
+        raise DamagedError(
+            f"says that it has {metadata.num_rows} rows; at most {limits.SEGMENT_ROWS} are read"
+        )
+    if metadata.num_columns > limits.SEGMENT_COLUMNS:
+        raise DamagedError(f"has {metadata.num_columns} columns")
+    if metadata.num_row_groups > limits.SEGMENT_GROUPS:
+        raise DamagedError(f"has {metadata.num_row_groups} row groups")
+    rows = 0
+    for i in range(metadata.num_row_groups):
+        group = metadata.row_group(i)
+        rows += group.num_rows
+        if not 0 <= group.total_byte_size <= limits.GROUP_BYTES:
+            raise DamagedError(
+                f"has a row group of {group.total_byte_size} bytes; at most {limits.GROUP_BYTES} "
+                "are read"
+            )
+    if rows != metadata.num_rows:
+        raise DamagedError(f"says that it has {metadata.num_rows} rows and has {rows}")
+
+
 def _columns(metadata: Any, table: Table) -> frozenset[str]:  # pq.FileMetaData
     """Columns of the table that the file has. Types are compared as Parquet states them."""
     expected = _parquet_types(table)
@@ -267,6 +295,8 @@ def _columns(metadata: Any, table: Table) -> frozenset[str]:  # pq.FileMetaData
         column = metadata.schema.column(i)
         found[column.path] = (column.physical_type, str(column.logical_type))
     for path, kind in found.items():
+        if path not in expected and path.split(".")[0] in table.schema.names:
+            raise DamagedError(f"has a column `{path}` of another shape"[:200])
         if path in expected and kind != expected[path]:
             raise DamagedError(f"has a column `{path}` of type {kind}, expected {expected[path]}")
     present = frozenset(path.split(".")[0] for path in found if path in expected)

@@ -21,7 +21,7 @@ Key = tuple[object, ...]
 
 def from_rows(rows: pa.Table) -> Sketches:
     """Rows with the columns of a sketch, as sketches. Refuses bins that cannot be."""
-    ids, bin_counts = _flat(rows["bin_ids"]), _flat(rows["bin_counts"])
+    ids, bin_counts = _flat(_whole(rows, "bin_ids")), _flat(_whole(rows, "bin_counts"))
     lengths = _lengths(rows["bin_ids"])
     if len(ids) != len(bin_counts) or (len(ids) and not 0 <= ids.min() <= ids.max() < N_BINS):
         raise RunError(
@@ -50,7 +50,7 @@ def _groups(rows: pa.Table, columns: Sequence[str]) -> tuple[NDArray[np.int64], 
         return np.zeros(rows.num_rows, np.int64), [()]
     combined = np.zeros(rows.num_rows, np.int64)
     for column in columns:
-        encoded = rows[column].combine_chunks().dictionary_encode()
+        encoded = _whole(rows, column).combine_chunks().dictionary_encode()
         codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
         combined = combined * max(len(encoded.dictionary), 1) + codes
         _, combined = np.unique(combined, return_inverse=True)
@@ -62,10 +62,17 @@ def _groups(rows: pa.Table, columns: Sequence[str]) -> tuple[NDArray[np.int64], 
     return rank[groups], keys
 
 
+def _whole(rows: pa.Table, column: str) -> pa.ChunkedArray:
+    """The column, which no writer leaves empty."""
+    if rows[column].null_count:
+        raise RunError(f"A segment of this run holds a row without `{column}`.")
+    return rows[column]
+
+
 def _matrix(rows: pa.Table, columns: Sequence[str], dtype: type) -> NDArray[Any]:
     matrix = np.empty((rows.num_rows, len(columns)), dtype)
     for i, column in enumerate(columns):
-        matrix[:, i] = rows[column].to_numpy()
+        matrix[:, i] = _whole(rows, column).to_numpy()
     return matrix
 
 

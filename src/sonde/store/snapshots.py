@@ -86,6 +86,11 @@ class SnapshotTaker:
             f"The files of `{self.root}` vanish while they are read. Is it being deleted?"
         )
 
+    def condemn(self, path: str, problem: str) -> None:
+        """Take the segment for damaged for as long as its file stays the same."""
+        for key in [key for key in self._verdicts if key[0] == path]:
+            self._verdicts[key] = DamagedError(problem)
+
     def _try(self) -> tuple[Snapshot, frozenset[Damage]]:
         # Heartbeats first: every segment they speak of must then be found.
         attempts, problems = self._attempts.read()

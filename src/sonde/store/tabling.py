@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from sonde._errors import SondeError
+from sonde._errors import RunError, SondeError
 from sonde.record import COUNTS, FINAL, Site, Sketches
 from sonde.sketch import Sketch, concatenate, needs_bins, row, statistic
 from sonde.sketch.columns import empty, merge_groups
@@ -215,6 +215,9 @@ def _with_sites(
     rows: pa.Table, catalogue: Catalogue, names: Sequence[str], all_attempts: bool
 ) -> pa.Table:
     """Rows in order, with the parts of each site's name as columns."""
+    for column in ("step", "name", "phase"):
+        if rows[column].null_count:
+            raise RunError(f"A segment of this run holds a row without `{column}`.")
     encoded = rows["name"].combine_chunks().dictionary_encode()
     codes = encoded.indices.to_numpy(zero_copy_only=False)
     known = [str(name) for name in encoded.dictionary.to_pylist()]
@@ -243,6 +246,8 @@ def _with_sites(
 
 def _values(column: pa.ChunkedArray, name: str, order: NDArray[np.int64]) -> pa.Array:
     """Numbers in order: whole for counts, else floats, NaN where there is nothing to say."""
+    if name in _COUNTED and column.null_count:
+        raise RunError(f"A segment of this run holds a sketch without `{name}`.")
     values = column.to_numpy()
     return pa.array(values[order].astype(np.int64 if name in _COUNTED else np.float64))
 

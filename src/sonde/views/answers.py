@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from sonde.store.inquiry import careful
 from sonde.views import (
     header,
     heat,
@@ -20,7 +21,7 @@ from sonde.views import (
 )
 from sonde.views.subject import Subject
 
-ANSWERS: Final[Mapping[str, Callable[[Subject, Any], object]]] = {
+_ANSWERS: Final[Mapping[str, Callable[[Subject, Any], object]]] = {
     "run": header.answer,
     "spark": lines.spark,
     "tree": tree.answer,
@@ -35,4 +36,5 @@ ANSWERS: Final[Mapping[str, Callable[[Subject, Any], object]]] = {
     "tint": tint.answer,
     "movers": movers.answer,
 }
+ANSWERS: Final = {view: careful(answer) for view, answer in _ANSWERS.items()}
 """The views of one run. `server`, `runs` and `state` are of none: see `sonde.views.shelf`."""

@@ -156,6 +156,11 @@ class Subject:
         """Rows of a query over the views of the run."""
         return self.run.sql(query, list(parameters) or None, frame="arrow")
 
+    def examine(self) -> bool:
+        """Whether files are at fault that were not known to be; they are left out from here on."""
+        self._structure = None
+        return self.run.examine()
+
     @property
     def progress(self) -> Progress:
         return self.run.progress
