@@ -26,7 +26,7 @@ class Memory:
 
     def sites(self, infos) -> None:
         for info in infos:
-            assert info.id not in self.infos, "a site was declared twice"
+            assert self.infos.get(info.id) != info, "a site was declared twice"
             self.infos[info.id] = info
 
     def sketches(self, batch) -> None:
@@ -84,7 +84,7 @@ def memory():
 def watching(tmp_path):
     """Watch a model with a sink in memory beside the run: `watch, memory = watching(model, ...)`.
 
-    Records all kinds at every step unless told otherwise.
+    Records all kinds at every step, and no scalars but those of the test, unless told otherwise.
     """
     import sonde
 
@@ -92,7 +92,8 @@ def watching(tmp_path):
 
     def start(model, optimizer=None, **options):
         memory = Memory()
-        options = {"every": 1, "log": "all", "dir": tmp_path, "sinks": [memory], **options}
+        usual = {"every": 1, "log": "all", "dir": tmp_path, "hyperparameters": False}
+        options = {**usual, "sinks": [memory], **options}
         opened.append(sonde.watch(model, optimizer, **options))
         return opened[-1], memory
 

@@ -88,13 +88,19 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class SiteInfo:
-    """A site as it was met: the declaration behind an integer id. A new dtype makes a new id."""
+    """A site as it was met: the declaration behind an integer id. A new dtype makes a new id.
+
+    `requires_grad` is that of a parameter, None for other tensors. `dropout_p` is the probability
+    of a dropout module, None for other modules.
+    """
 
     id: int
     site: Site
     dtype: str
     shape: tuple[int, ...]
     module_type: str
+    requires_grad: bool | None = None
+    dropout_p: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +240,10 @@ class Sink(Protocol):
     name: str
 
     def sites(self, infos: Sequence[SiteInfo]) -> None:
-        """Declare sites; their ids are used by the batches that follow."""
+        """Declare sites; their ids are used by the batches that follow.
+
+        A site is declared again when something about it has changed.
+        """
 
     def sketches(self, batch: SketchBatch) -> None:
         """Take the sketches of a step."""

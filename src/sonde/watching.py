@@ -63,6 +63,7 @@ def watch(
     flush_s: float = 2.0,
     reference: Any = None,
     overhead_budget: float | None = None,
+    hyperparameters: bool = True,
 ) -> Watch:
     """Record what happens inside of a model while it trains, into a run directory.
 
@@ -100,6 +101,9 @@ def watch(
             one as it is now.
         overhead_budget: Leave out due steps, so that the hooks take at most this share of the time:
             0.02 for 2 %. How many were left out is in the run.
+        hyperparameters: Record, as scalars, the learning rate, betas, eps, weight decay and
+            momentum of each parameter group, the norm of all gradients, and a gradient scaler's
+            scale.
 
     Raises:
         SondeError: If something in the arguments is wrong, or another process still writes the run
@@ -115,6 +119,7 @@ def watch(
         phases=recorded_phases,
         max_calls=_at_least_one("max_calls", max_calls),
         strict=strict,
+        hyperparameters=hyperparameters,
     )
     schedule = schedule_of(every)
     budget = None if overhead_budget is None else Budget(schedule, overhead_budget)
@@ -132,6 +137,7 @@ def watch(
         else sorted(plan.phases),
         "max_calls": max_calls,
         "overhead_budget": overhead_budget,
+        "hyperparameters": hyperparameters,
     }
     path, first = place_run(Path(dir), name, resume=resume, step=step)
     rank, world_size = rank_and_world(rank, world_size)

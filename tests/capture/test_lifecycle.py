@@ -600,7 +600,7 @@ def test_a_run_ends_with_the_process_also_without_close(tmp_path):
     run = sonde.open(tmp_path / "run")
     assert run.status == "finished"
     assert run.info["reason"] == "exited"
-    assert run.scalars()["value"].tolist() == [1.5]
+    assert run.scalars("loss")["value"].tolist() == [1.5]
     assert run.sketch("./output/0").count == 2
 
 

@@ -358,5 +358,6 @@ def test_sites_come_in_the_order_in_which_they_were_met(tmp_path):
         assert run.sites["module"].to_pylist() == [f"h.{i}" for i in range(12)]
         assert run.stats()["module"].to_pylist() == [f"h.{i}" for i in range(12)]
         assert run.sites.schema.names == [
-            *("name", "module", "kind", "call", "slot", "dtype", "shape", "module_type", "stage")
+            *("name", "module", "kind", "call", "slot", "dtype", "shape", "module_type", "stage"),
+            *("requires_grad", "dropout_p"),
         ]

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sonde.capture.norms import Norms
 from sonde.capture.rows import QUICK_PHASE, Filled, Window
 from sonde.record import Event, GraphPart, NumberBatch, Sink, SiteInfo, SketchBatch, Sketches
 from sonde.sketch import concatenate, cut, merge_groups
@@ -93,7 +94,7 @@ class Drain:
     """Takes jobs from the training thread; feeds the sinks from its own.
 
     Without sinks, jobs wait until `start`. `after_step` is called in the drain's thread when a step
-    has gone out.
+    has gone out. With `norms`, the norms of a step's gradients go out with it.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Drain:
         after_step: Callable[[], None] = lambda: None,
     ) -> None:
         self.after_step = after_step
+        self.norms: Norms | None = None
         self._sinks: list[Sink] = []
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._capacity_bytes = capacity_bytes
@@ -215,6 +217,8 @@ class Drain:
     def _hold(self, part: Part) -> None:
         if part.sites:
             self._declared.extend(part.sites)
+            if self.norms is not None:
+                self.norms.declare(part.sites)
             self._each(lambda s: s.sites(part.sites))
         layout = self._layout
         if layout is None or not layout.fits(part.window):
@@ -230,6 +234,9 @@ class Drain:
         if len(ids):
             batch = SketchBatch(step, phase, ids, sketches)
             self._each(lambda s: s.sketches(batch))
+            norms = None if self.norms is None else self.norms.of(batch)
+            if norms is not None:
+                self._each(lambda s: s.numbers(norms))
 
     def _tell(self, event: Event) -> None:
         self._each(lambda s: s.event(event))

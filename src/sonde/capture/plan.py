@@ -45,6 +45,7 @@ class Plan:
     phases: Mapping[str, Schedule | None] = field(default_factory=lambda: {"train": None})
     max_calls: int = 16
     strict: bool = False
+    hyperparameters: bool = True
 
     def wants(self, path: str, module: object) -> bool:
         """Whether the module at that path is selected."""

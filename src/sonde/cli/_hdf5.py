@@ -48,6 +48,8 @@ def _dataset(h5py: Any, group: Any, field: Any) -> Any:  # h5py has no types; pa
 def _extend(dataset: Any, column: Any) -> None:  # h5py.Dataset, pa.ChunkedArray
     start = dataset.shape[0]
     dataset.resize((start + len(column),))
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.string())  # HDF5 has no null: `true`, `false` or nothing
     if pa.types.is_string(column.type):
         # HDF5 ends text at a NUL, so it is shown instead.
         values: Any = [(v or "").replace("\0", "\\0") for v in column.to_pylist()]

@@ -10,7 +10,8 @@ Views, as documented for users (`run.sql`):
 * `bins`: one row per step, phase, site and occupied bin. As `stats` up to `slot`, then `bin`,
   `low`, `high`, `count`.
 * `scalars`: `step`, `phase`, `name`, `value`. `metrics`: the same with `module`.
-* `sites`: `name`, `module`, `kind`, `call`, `slot`, `dtype`, `shape`, `module_type`, `stage`.
+* `sites`: `name`, `module`, `kind`, `call`, `slot`, `dtype`, `shape`, `module_type`, `stage`,
+  `requires_grad` (of parameters), `dropout_p` (of dropout modules).
 * `scalars`, `metrics`, `sites`, `events`, `graph`
 * `traces`: one row per traced value and per array in it, see `run.trace`.
 * `records`, `numbers`  the rows as they were written, per rank and attempt, with `replaced`
@@ -317,7 +318,8 @@ def _numbers_view(where: str, columns: str, segments: Iterable[Segment]) -> str:
 
 def _sites_view() -> str:
     return (
-        f"select name, module, kind, call, slot, dtype, shape, module_type, {STAGE} as stage from ("
+        "select name, module, kind, call, slot, dtype, shape, module_type, "
+        f"{STAGE} as stage, requires_grad, dropout_p from ("
         "select *, min(ordinal) over (partition by name) as place from all_sites "
         "qualify row_number() over ("
         "partition by name order by rank, attempt desc, ordinal desc) = 1"
@@ -341,6 +343,7 @@ def _make_bin_edges(connection: Connection) -> None:
 
 def _sql_type(kind: pa.DataType) -> str:
     names = {
+        pa.bool_(): "boolean",
         pa.int16(): "smallint",
         pa.int32(): "integer",
         pa.int64(): "bigint",

@@ -118,7 +118,8 @@ class Run:
     @property
     @careful
     def sites(self) -> Frame:
-        """One row per site: `name, module, kind, call, slot, dtype, shape, module_type, stage`."""
+        """One row per site: `name, module, kind, call, slot, dtype, shape, module_type, stage`,
+        `requires_grad` of parameters, `dropout_p` of dropout modules."""
         return self._framed(self._ask("select * from sites"))
 
     @property

@@ -125,6 +125,8 @@ class RowBuilder:
             "shape": [[int(n) for n in i.shape] for i in infos],
             "module_type": [i.module_type for i in infos],
             "t_ns": [t_ns for _, t_ns in declared],
+            "requires_grad": [i.requires_grad for i in infos],
+            "dropout_p": [i.dropout_p for i in infos],
         }
         return Rows(SITES, self._table(SITES, len(infos), columns), False, None)
 

@@ -308,6 +308,7 @@ def _columns(metadata: Any, table: Table) -> frozenset[str]:  # pq.FileMetaData
 
 def _parquet_types(table: Table) -> dict[str, tuple[str, str]]:
     kinds = {
+        pa.bool_(): ("BOOLEAN", "None"),
         pa.int32(): ("INT32", "None"),
         pa.int64(): ("INT64", "None"),
         pa.float64(): ("DOUBLE", "None"),

@@ -105,6 +105,8 @@ SITES: Final = Table(
         shape=pa.list_(pa.int64()),
         module_type=pa.string(),
         t_ns=pa.int64(),
+        requires_grad=pa.bool_(),
+        dropout_p=pa.float64(),
     ),
     live="sites",
     compacted=None,

@@ -14,8 +14,11 @@ from torch.optim import Optimizer
 from sonde._errors import SondeError
 from sonde.capture import active
 from sonde.capture.drain import Drain, Numbers
+from sonde.capture.norms import Norms
 from sonde.capture.plan import Plan, Schedule
 from sonde.capture.torch import adding, arrivals, blocks, naming, patches
+from sonde.capture.torch.facts import Facts
+from sonde.capture.torch.hyperparameters import Hyperparameters
 from sonde.capture.torch.observing import Observer
 from sonde.capture.torch.optimizers import Optimizers
 from sonde.capture.torch.session import Capture
@@ -54,6 +57,7 @@ class Session:
         step: int,
     ) -> None:
         self.capture = Capture(model, plan, schedule, drain, step=step)
+        self.capture.recorder.facts = Facts(self.capture.structure)
         self.observer = Observer(self.capture)
         self.has_optimizer = bool(optimizers)
         try:
@@ -61,6 +65,12 @@ class Session:
         except BaseException:
             self.capture.close()
             raise
+        self._hyperparameters: Hyperparameters | None = None
+        if plan.hyperparameters:
+            found = Hyperparameters(self.capture, optimizers, self.observer.remember)
+            self._hyperparameters = found
+            drain.norms = Norms(found.taken)
+            patches.listen(found)
         if not optimizers:
             self.capture.begun = self._optimizers.begin_by_hand
         patches.listen(self._optimizers)
@@ -116,6 +126,8 @@ class Session:
                 refuse(f"`{name}` was not logged: {error}")
         if numbers:
             label = self.capture.phases.label if step is None else int(step)
+            if self._hyperparameters is not None:
+                self._hyperparameters.taken.update(numbers)
             for name, number in numbers.items():
                 self.observer.remember(label, name, number)
             phase = self.capture._forced or "train"
@@ -144,6 +156,9 @@ class Session:
         active.discard(self.capture, self.observer)
         patches.forget(self._optimizers)
         self._optimizers.close()
+        if self._hyperparameters is not None:
+            patches.forget(self._hyperparameters)
+            self._hyperparameters.close()
         self.capture.close()
         self.observer.close()
 

@@ -61,12 +61,16 @@ class Captured:
 
 
 class Graphs:
-    """The CUDA graphs that were captured while a capture of ours was there."""
+    """The CUDA graphs that were captured while a capture of ours was there.
+
+    `before_end` is called when a replay ends a step, while the step is still the current one.
+    """
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
         self._known: WeakKeyDictionary[Any, Captured] = WeakKeyDictionary()
         self._observer: Observer | None = None
+        self.before_end: Callable[[], None] = lambda: None
         _listen(self)
 
     def close(self) -> None:
@@ -126,6 +130,7 @@ class Graphs:
         """The graph is on its way."""
         captured = self._known.get(graph)
         if captured is not None and captured.ends_step:
+            self.before_end()
             self._capture.end_step()
 
     def unhook(self, modules: Sequence[nn.Module]) -> Callable[[], None]:

@@ -7,6 +7,7 @@ the capture serialises.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from sonde.capture.drain import Drain, End, Part
 from sonde.capture.quick import Place, Row
 from sonde.capture.rows import QUICK_PHASE, Group, Rows, Spot
+from sonde.capture.torch.facts import Fact, Facts
 from sonde.capture.torch.graphs import Captured, can_capture
 from sonde.capture.torch.slices import Known, Slices
 from sonde.capture.torch.tables import (
@@ -51,7 +53,9 @@ class Recorder:
         self._tables = tables
         self._devices: dict[torch.device, Rows] = {}
         self._ids: dict[tuple[Site, torch.dtype], int] = {}
+        self._infos: list[SiteInfo] = []
         self._new_sites: list[SiteInfo] = []
+        self.facts: Facts | None = None
         self._dropped: set[tuple[str, int]] = set()
         self._handed: set[tuple[str, int]] = set()
         self._several: dict[tuple[Spot, ...], Bundle] = {}
@@ -242,6 +246,7 @@ class Recorder:
         for rows, positions in together.items():
             own = [tensors[k] for k in positions]
             declared = [self._declared(spots[k], tensors[k], rows) for k in positions]
+            self._declare_changed(declared)
             group = rows.new_group([spot.id for spot in declared], spots[0].phase)
             if group is None:
                 for spot in declared:
@@ -332,11 +337,24 @@ class Recorder:
             known = self._ids.get((site, x.dtype))
             if known is None:
                 known = self._ids[site, x.dtype] = len(self._ids)
-                self._new_sites.append(
-                    SiteInfo(known, site, name_of(x.dtype), tuple(x.shape), spot.module_type)
-                )
+                facts = Fact() if self.facts is None else self.facts.of(site)
+                shape = tuple(x.shape)
+                info = SiteInfo(known, site, name_of(x.dtype), shape, spot.module_type, *facts)
+                self._infos.append(info)
+                self._new_sites.append(info)
             spot.id = known
         return spot
+
+    def _declare_changed(self, spots: list[Spot]) -> None:
+        """Declare those again of which something has changed: a parameter was frozen or thawed."""
+        if self.facts is None:
+            return
+        for known in [self._infos[spot.id] for spot in spots]:
+            facts = self.facts.of(known.site)
+            if facts != (known.requires_grad, known.dropout_p):
+                info = replace(known, requires_grad=facts.requires_grad, dropout_p=facts.dropout_p)
+                self._infos[known.id] = info
+                self._new_sites.append(info)
 
     def _give_place(self, spot: Spot, rows: Rows, row: Row | None, x: Tensor) -> None:
         """Let what comes next to this spot take the quick path, if there is one."""

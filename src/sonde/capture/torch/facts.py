@@ -1,0 +1,49 @@
+"""Facts about sites that the table of sites holds: which parameters train, what dropouts drop."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+from weakref import ref
+
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from sonde.capture.torch.naming import Structure
+from sonde.record import PARAMETER_KINDS, Site
+
+
+class Fact(NamedTuple):
+    """What is known of a site besides its tensor: None where it does not apply."""
+
+    requires_grad: bool | None = None
+    dropout_p: float | None = None
+
+
+class Facts:
+    """Looks facts up in a model, whose parts it knows as of the last change of its structure."""
+
+    def __init__(self, structure: Structure) -> None:
+        self._structure = structure
+        self._version = -1
+        self._parameters: dict[tuple[str, str], ref[nn.Parameter]] = {}
+        self._dropouts: dict[str, ref[nn.Module]] = {}
+
+    def of(self, site: Site) -> Fact:
+        """The facts of a site, as they are now."""
+        structure = self._structure
+        if self._version != structure.version:
+            self._version = structure.version
+            self._parameters = {(n.path, n.name): n.ref for n in structure.parameters}
+            self._dropouts = {
+                path: found for path, found in structure.modules if isinstance(found(), _DropoutNd)
+            }
+        if site.kind in PARAMETER_KINDS:
+            found = self._parameters.get((site.module, site.slot.partition("/")[0]))
+            parameter = None if found is None else found()
+            return Fact(None if parameter is None else parameter.requires_grad)
+        return Fact(dropout_p=_probability(self._dropouts.get(site.module)))
+
+
+def _probability(found: ref[nn.Module] | None) -> float | None:
+    p: Any = None if found is None else getattr(found(), "p", None)
+    return float(p) if isinstance(p, int | float) else None
