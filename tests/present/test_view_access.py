@@ -1,15 +1,19 @@
 """Who may ask: nobody without the token, under another name, from another site, or to change."""
 
 import hashlib
+import json
 import os
 import re
 import socket
 import subprocess
 import sys
+import tempfile
 
+import httpx
 import psutil
 import pytest
 
+from sonde.present.doorway import Doorway
 from sonde.present.guard import HEADERS, Rules
 from sonde.present.server import make_app
 from sonde.views.routes import ROUTES
@@ -367,3 +371,82 @@ def test_mistakes_are_sentences(tmp_path):
         assert done.returncode != 0
         assert "Traceback" not in done.stderr
         assert "`" in done.stderr
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        "Content-Length: 4\r\nTransfer-Encoding: chunked",
+        "Transfer-Encoding: chunked\r\nContent-Length: 4",
+        "transfer-encoding: Chunked\r\ncontent-length: 0",
+        "Content-Length: 4\r\nContent-Length: 5",
+        "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked",
+        "Transfer-Encoding: gzip, chunked",
+        "Content-Length: +4",
+    ],
+)
+def test_a_request_whose_length_can_be_read_in_two_ways_is_refused(server, method, lengths):
+    head = f"{method} /api/server HTTP/1.1\r\nHost: {server.host}\r\n"
+    head += f"Authorization: Bearer {server.token}\r\n{lengths}\r\n\r\n"
+    smuggled = f"GET /api/runs HTTP/1.1\r\nHost: {server.host}\r\n"
+    smuggled += f"Authorization: Bearer {server.token}\r\n\r\n"
+    said = server.raw(f"{head}0\r\n\r\n{smuggled}".encode())
+    assert re.match(rb"HTTP/1.1 (400|501) ", said), said[:200]
+    assert said.count(b"HTTP/1.1 ") == 1
+    assert b"good" not in said
+
+
+BROWSER = """
+import json, os, sys
+from urllib.parse import urlsplit
+path = urlsplit(sys.argv[1]).path
+found = {"arguments": sys.argv[1:], "path": path, "text": open(path).read()}
+found["modes"] = [os.stat(p).st_mode & 0o777 for p in (path, os.path.dirname(path))]
+open(os.environ["BROWSER_LOG"], "w").write(json.dumps(found))
+"""
+
+
+def test_the_token_is_not_among_the_arguments_of_the_browser(tmp_path):
+    script, log = tmp_path / "browser.py", tmp_path / "browser.json"
+    script.write_text(BROWSER)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sonde", "view", str(tmp_path), "--port", "0"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={
+            **{k: v for k, v in os.environ.items() if k != "SSH_CONNECTION"},
+            "PYTHONUNBUFFERED": "1",
+            "DISPLAY": ":0",
+            "BROWSER": f"{sys.executable} {script} %s",
+            "BROWSER_LOG": str(log),
+        },
+    )
+    try:
+        address = next(
+            found[0] for line in process.stdout if (found := re.search(r"http\S+", line))
+        )
+        # The browser has ended before the first request is answered.
+        with httpx.Client(trust_env=False, timeout=60) as client:
+            assert client.get(address.partition("?")[0]).status_code == 401
+        found = json.loads(log.read_text())
+        token = address.partition("?token=")[2]
+        assert token
+        assert token not in str(found["arguments"])
+        assert address in found["text"]
+        assert found["modes"] == [0o600, 0o700]
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+    assert not os.path.exists(os.path.dirname(found["path"]))
+
+
+def test_the_file_that_leads_to_the_address_does_not_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with Doorway(kept_s=0.01) as doorway:
+        doorway.open("http://127.0.0.1:1/?token=x&y=<z>")
+        doorway._timer.join()
+        assert list(tmp_path.iterdir()) == []
+        where = doorway.open("http://127.0.0.1:1/?token=x&y=<z>")
+        assert where.startswith("file:///")
+    assert list(tmp_path.iterdir()) == []

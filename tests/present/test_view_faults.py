@@ -455,3 +455,35 @@ def test_runs_that_were_deleted_leave_nothing_in_the_memory_of_the_list(tmp_path
     shutil.rmtree(tmp_path / "run1")
     assert len(shelf.table().runs) == 2
     assert len(shelf._abouts) == len(shelf._readers) == 2
+
+
+def test_hundreds_of_slow_connections_do_not_lock_others_out(start, tmp_path):
+    served.make_run(tmp_path / "runs" / "one", ["a"])
+    found = start(tmp_path / "runs")
+    with contextlib.ExitStack() as stack:
+        for i in range(400):
+            one = stack.enter_context(socket.create_connection(("127.0.0.1", found.port)))
+            if i % 2:
+                one.sendall(b"GET / HTTP/1.1\r\nHost: ")
+            if i % 20 == 19:
+                assert found.stranger().get("api/runs").status_code == 401, i
+        head = {"authorization": f"Bearer {found.token}"}
+        url = f"{found.base}api/runs"
+        for _ in range(5):
+            assert httpx.get(url, headers=head, timeout=60, verify=False).status_code == 200
+
+
+def test_connections_that_idle_make_room_and_one_that_is_answered_stays(start, tmp_path):
+    served.make_run(tmp_path / "runs" / "one", ["a"])
+    found = start(tmp_path / "runs")
+    with contextlib.ExitStack() as stack:
+        known = found.client()
+        run = found.run_id("one")
+        events = stack.enter_context(known.stream("GET", "api/events", params={"run": run}))
+        lines = events.iter_lines()
+        assert next(lines).startswith("retry:")
+        for _ in range(300):
+            stack.enter_context(socket.create_connection(("127.0.0.1", found.port)))
+        assert any(line.startswith("data:") for line in lines)
+        with served.Writer(tmp_path / "runs" / "two", compact=False):
+            assert any(line.startswith("data:") for line in lines)

@@ -6,6 +6,10 @@ import argparse
 import ipaddress
 import os
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sonde.present.doorway import Doorway
 
 HELP = "open the explorer in a browser: the graph of a model and what happens inside, live"
 
@@ -54,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise SondeError(f"`{arguments.folder}` is a file. Pass a folder of runs, or a run.")
     try:
         from sonde.present import server
+        from sonde.present.doorway import Doorway
     except ImportError as error:
         raise SondeError(str(error)) from None
     if not is_loopback:
@@ -63,22 +68,24 @@ def run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     try:
-        server.serve(
-            os.path.abspath(arguments.folder),
-            host=arguments.host,
-            port=arguments.port,
-            token=None if arguments.no_token else server.fresh_token(),
-            allowed_hosts=arguments.allow_host,
-            prefix=arguments.prefix,
-            shown_as=arguments.folder,
-            on_start=lambda where: _tell(where, arguments),
-        )
+        with Doorway() as doorway:
+            server.serve(
+                os.path.abspath(arguments.folder),
+                host=arguments.host,
+                port=arguments.port,
+                token=None if arguments.no_token else server.fresh_token(),
+                allowed_hosts=arguments.allow_host,
+                prefix=arguments.prefix,
+                shown_as=arguments.folder,
+                on_start=lambda where: _tell(where, arguments, doorway),
+                on_stop=doorway.close,
+            )
     except ImportError as error:
         raise SondeError(str(error)) from None
     return 0
 
 
-def _tell(where: str, arguments: argparse.Namespace) -> None:
+def _tell(where: str, arguments: argparse.Namespace, doorway: Doorway) -> None:
     print(f"Sonde looks at `{arguments.folder}`. Open:\n\n    {where}\n", flush=True)
     if "SSH_CONNECTION" in os.environ and _is_loopback(arguments.host):
         port = where.rpartition(":")[2].partition("/")[0]
@@ -87,7 +94,8 @@ def _tell(where: str, arguments: argparse.Namespace) -> None:
     if not arguments.no_browser and _has_screen():
         import webbrowser
 
-        webbrowser.open(where)
+        # Arguments of processes can be read by everybody on the machine: no token in them.
+        webbrowser.open(doorway.open(where) if "?token=" in where else where)
 
 
 def _has_screen() -> bool:

@@ -1,9 +1,9 @@
 """The guard: stands before every address of the server and decides who may ask.
 
-In this order, for every request whatever its address: it is plain HTTP; it is `GET` or `HEAD`; it
-was sent to a name that is ours (or another site could reach us through a name of its own); it does
-not come from another site's page; it carries the token. The guard wraps the whole application, so
-an address that somebody adds later is behind it, too.
+In this order, for every request whatever its address: it is plain HTTP whose length is stated in
+one way; it was sent to a name that is ours (or another site could reach us through a name of its
+own); it does not come from another site's page; it is `GET` or `HEAD`; it carries the token. The
+guard wraps the whole application, so an address that is added later is behind it, too.
 """
 
 from __future__ import annotations
@@ -131,6 +131,9 @@ class Guard:
         return {**scope, "path": path[len(prefix) :]}
 
     def _problem(self, scope: Scope) -> tuple[int, str, str] | None:
+        if _header(scope, b"transfer-encoding") and _header(scope, b"content-length"):
+            # A proxy before us may take the other one, and the rest for another's request.
+            return 400, "bad_request", "A request has a length or is sent in chunks, not both."
         hosts = _header(scope, b"host")
         if len(hosts) != 1 or hosts[0].lower() not in self._rules.hosts:
             return 403, "forbidden", _OTHER_NAME

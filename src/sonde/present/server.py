@@ -25,7 +25,7 @@ from sonde._require import require
 from sonde._version import VERSION
 from sonde.present.guard import App, Guard, Rules, Scope, Send, new_token
 from sonde.present.herald import Herald
-from sonde.present.patience import patient_protocol
+from sonde.present.patience import MAX_CONNECTIONS, patient_protocol
 from sonde.present.workers import Reply, Workers
 from sonde.views import envelope
 from sonde.views.questions import QuestionError, StateQuestion, parse
@@ -119,6 +119,7 @@ def serve(
     prefix: str = "",
     shown_as: str | None = None,
     on_start: Callable[[str], None] = lambda _address: None,
+    on_stop: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve the runs in a folder until interrupted.
 
@@ -131,6 +132,7 @@ def serve(
         prefix: A path below which we are reached, also when a proxy does not take it off.
         shown_as: How the folder is called on the page.
         on_start: Called with the address, token and all, as soon as it answers.
+        on_stop: Called when it answers no more: the signal that stopped it may end the process.
     """
     uvicorn = require("uvicorn", extra="view")
     listening = _listen(host, port)
@@ -144,14 +146,14 @@ def serve(
         log_level="warning",
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=200,
+        limit_concurrency=MAX_CONNECTIONS + 50,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=3,
         ws="none",
         http=patient_protocol(),
     )
     where = address(host, actual, token, rules.prefix)
-    server = _told(uvicorn.Server(config), lambda: on_start(where))
+    server = _told(uvicorn.Server(config), lambda: on_start(where), on_stop)
     server.run(sockets=[listening])
 
 
@@ -343,6 +345,8 @@ async def _refuse(scope: Scope, send: Send, status: int, code: str, message: str
     ]
     if status == 405:
         headers.append((b"allow", b"GET, HEAD"))
+    if status == 400:
+        headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send(
         {"type": "http.response.body", "body": b"" if scope.get("method") == "HEAD" else body}
@@ -370,13 +374,17 @@ def _listen(host: str, port: int) -> socket.socket:
     raise SondeError(f"Cannot listen on {host}:{port}: {last}. Choose another `--port`.")
 
 
-def _told(server: Any, tell: Callable[[], None]) -> Any:  # Any: uvicorn.Server
-    """The server, telling when it has started."""
-    startup = server.startup
+def _told(server: Any, start: Callable[[], None], stop: Callable[[], None]) -> Any:
+    """Return the server (a `uvicorn.Server`); it calls these when it has started and stopped."""
+    startup, shutdown = server.startup, server.shutdown
 
-    async def told(*args: Any, **kwargs: Any) -> None:
+    async def told_start(*args: Any, **kwargs: Any) -> None:
         await startup(*args, **kwargs)
-        tell()
+        start()
 
-    server.startup = told
+    async def told_stop(*args: Any, **kwargs: Any) -> None:
+        await shutdown(*args, **kwargs)
+        stop()
+
+    server.startup, server.shutdown = told_start, told_stop
     return server
