@@ -188,6 +188,7 @@ def write(
     size: Size = steady,
     calls: int = 1,
     loss: Callable[[int], float] = lambda step: 3 / (1 + step),
+    validated: Iterable[int] = (),
     is_killed: bool = False,
 ) -> Path:
     """A run of these modules. One that is killed ends without a word, with this process."""
@@ -201,7 +202,10 @@ def write(
         for step in steps:
             made = concatenate([columns(size(site, step)) for site in sites])
             writer.sketches(SketchBatch(step, "train", ids, made))
-            writer.numbers(NumberBatch(step, "train", ["loss"], [None], np.array([loss(step)])))
+            phases = ("train", "validation") if step in validated else ("train",)
+            for phase in phases:
+                values = np.array([loss(step)])
+                writer.numbers(NumberBatch(step, phase, ["loss"], [None], values))
         if is_killed:
             writer.flush()
             os._exit(9)
@@ -211,6 +215,12 @@ def write(
 def diverging(site: Site, step: int) -> float:
     """Well for 44 steps, then larger by a factor of a hundred each step."""
     return steady(site, 0) * 100.0 ** max(0, step - 43)
+
+
+def breaking(site: Site, step: int) -> float:
+    """NaN in the gate of one layer from step 8 on."""
+    is_bad = site.module == "model.layers.1.gate" and step >= 8
+    return float("nan") if is_bad else steady(site, step)
 
 
 def write_all(folder: Path) -> None:
@@ -223,6 +233,7 @@ def write_all(folder: Path) -> None:
     write(folder / "hostile", hostile())
     write(folder / "empty", rnn(), steps=())
     write(folder / "diverged", moe(2, 2), steps=range(50), size=diverging)
+    write(folder / "broken", moe(2, 2), size=breaking, validated=(5, 10))
     write(folder / "normal", rnn(), size=lambda _site, _step: 1.0, steps=range(40))
     write(folder / "twin-a", moe(2, 2), steps=range(0, 40, 2))
     write(folder / "twin-b", moe(2, 2), steps=range(0, 60, 5), loss=lambda step: 2 / (1 + step))

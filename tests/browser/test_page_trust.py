@@ -131,3 +131,74 @@ def test_few_rows_are_not_folded(made_server, open_page, made_ids):
     rows = int(heat.get_attribute("data-rows"))
     assert int(heat.get_attribute("data-lines")) == rows + page.locator(".heat-group").count()
     assert page.locator('.heat-group[aria-expanded="true"]').count() == 3
+
+
+@pytest.mark.parametrize("stat", ["rms", "rm8", "p99", "min_abs"])
+def test_the_alarm_does_not_depend_on_the_statistic(made_server, open_page, made_ids, stat):
+    page = open_page(made_server, f"#/overview?run={made_ids['broken']}&stat={stat}")
+    card = page.locator("[data-nonfinite]")
+    expect(card).to_contain_text("Not finite")
+    expect(card).to_contain_text("since step 8, first in")
+    assert card.get_attribute("data-nonfinite") == "5"  # the output, two parameters, two gradients
+
+
+def test_a_run_that_ended_without_a_step_is_not_waited_for(made_server, open_page, made_ids):
+    page = open_page(made_server, f"#/overview?run={made_ids['empty']}")
+    expect(page.locator(".heat-panel")).to_contain_text("This run has no recorded steps")
+    assert page.get_by_text("Waiting").count() == 0
+    assert page.get_by_text("All finite").count() == 0
+    expect(page.locator(".card").first).to_contain_text("No tensor was recorded.")
+    page.evaluate(f"location.hash = '#/layers?run={made_ids['empty']}'")
+    ready(page)
+    expect(page.locator(".heat-panel")).to_contain_text("This run has no recorded steps")
+
+
+def test_a_window_without_tensors_is_not_called_finite(made_server, open_page, made_ids):
+    page = open_page(made_server, f"#/overview?run={made_ids['broken']}&phase=validation")
+    expect(page.locator('[data-nonfinite="none"]')).to_contain_text("No tensor was recorded")
+    assert page.get_by_text("All finite").count() == 0
+
+
+def test_a_run_that_was_killed_shows_what_it_had(made_server, open_page, made_ids):
+    page = open_page(made_server, f"#/overview?run={made_ids['killed']}")
+    expect(page.locator("[data-heat]")).to_be_visible()
+    expect(page.locator(".cards")).to_contain_text("12 recorded")
+    assert page.get_by_text("Waiting").count() == 0
+
+
+def test_what_was_not_logged_yet_has_no_value(made_server, open_page, made_ids):
+    page = open_page(made_server, f"#/overview?run={made_ids['broken']}&step=2")
+    line = page.locator('[data-line="validation"] dd')
+    expect(line).to_have_text("–")
+    page.evaluate(f"location.hash = '#/overview?run={made_ids['broken']}&step=7'")
+    expect(line).to_have_text("0.5")
+
+
+@pytest.mark.parametrize("view", ["explore", "layers", "overview"])
+def test_a_page_without_a_run_is_the_list(made_server, open_page, view):
+    page = open_page(made_server, f"#/{view}")
+    expect(page.get_by_role("heading", name="Runs")).to_be_visible()
+    expect(page.locator('[data-run="moe"]')).to_be_visible()
+
+
+def test_all_places_count_the_same_steps(made_server, open_page, made_ids):
+    page = open_page(made_server, f"#/overview?run={made_ids['twin-a']}")
+    expect(page.locator(".cards")).to_contain_text("20 recorded")
+    expect(page.locator(".status-text")).to_contain_text("20 recorded steps")
+    expect(page.locator("[data-notes]")).to_contain_text("20 steps")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_two_runs_are_told_apart_by_name_and_colour(made_server, open_page, made_ids, theme):
+    address = f"#/overview?run={made_ids['twin-a']},{made_ids['twin-b']}&th={theme}"
+    page = open_page(made_server, address, width=1024)
+    lines = page.locator("[data-line]").evaluate_all(
+        """all => all.map(l => [l.dataset.line, l.querySelector('line').getAttribute('stroke')])"""
+    )
+    assert [name for name, _ in lines] == ["twin-a train", "twin-b train"]
+    chips = page.locator(".chip [data-run-colour]").evaluate_all(
+        "all => all.map(c => getComputedStyle(c).backgroundColor)"
+    )
+    wanted = [tuple(int(colour[i : i + 2], 16) for i in (1, 3, 5)) for _, colour in lines]
+    assert [tuple(map(int, re.findall(r"\d+", c))) for c in chips] == wanted
+    assert wanted[0] != wanted[1]

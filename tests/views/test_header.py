@@ -5,6 +5,11 @@ import pytest
 from told import ALL_NAN, GRADS, MODULES, OUTPUTS, SOME_INF, SOME_NAN, STEPS, asked, rms
 
 from sonde._errors import SondeError
+from sonde.kernels.reference import sketch
+from sonde.record import Site, SiteInfo, SketchBatch
+from sonde.sketch import concatenate
+from sonde.store import Writer, open_run
+from sonde.views.subject import Subject
 
 
 def test_the_header_says_what_there_is(told, subject):
@@ -64,3 +69,18 @@ def test_movers_of_a_window_and_a_limit(subject):
     assert (nothing.rows, nothing.first_step) == ((), None)
     with pytest.raises(SondeError, match="needs bins"):
         asked(subject, "movers", stat="p99")
+
+
+def test_what_moves_below_the_smallest_normal_number_is_no_mover(tmp_path):
+    """A gradient that is noise of 1e-42 is no news, however often it is a hundred times itself."""
+    sites = [Site("noise", "output"), Site("steady", "output"), Site("awake", "output")]
+    with Writer(tmp_path / "run", compact=False) as writer:
+        writer.sites([SiteInfo(i, s, "float32", (4,), "Linear") for i, s in enumerate(sites)])
+        for step in range(8):
+            sizes = (1e-44 * 3.0**step, 1.0 + step / 8, 1e-41 if step < 4 else 1e-3)
+            made = concatenate([sketch(size * np.ones(4)).columns() for size in sizes])
+            writer.sketches(SketchBatch(step, "train", np.arange(3, dtype=np.int32), made))
+    found = asked(Subject(open_run(tmp_path / "run", frame="arrow"), "id"), "movers", stat="rms")
+    assert [row.site.module for row in found.rows] == ["awake", "steady", "noise"]
+    assert found.rows[-1].change == 0
+    assert found.rows[0].change == pytest.approx(np.log2(1e-3 / 2.0**-126), rel=1e-6)

@@ -92,3 +92,8 @@ describe("the address holds the state", () => {
     expect(read("#/overview?run=a&x=5:9").x).toEqual({ first: 5, last: 9 });
   });
 });
+
+test("without a run every page is the list", () => {
+  for (const page of ["explore", "layers", "overview"]) expect(read(`#/${page}`).page).toBe("runs");
+  expect(read("#/explore?run=a").page).toBe("explore");
+});

@@ -15,6 +15,8 @@ from sonde.views.specs import Mover, Movers
 from sonde.views.subject import Subject, site_ref
 
 _QUARTER: Final = 4
+_TINY: Final = 2.0**-126
+"""The smallest normal number of float32. What moves below it is noise, and counts as no larger."""
 
 
 def answer(subject: Subject, question: MoversQuestion) -> Movers:
@@ -92,7 +94,8 @@ def _moved(
     quarter = max((last - first) // _QUARTER, 0)
     rows = subject.ask(
         f"""
-        select name, before, after, log2(after / before) as change from (
+        select name, before, after,
+            log2(greatest(after, {_TINY}) / greatest(before, {_TINY})) as change from (
             select name,
                 median(v) filter (step <= {first + quarter}) as before,
                 median(v) filter (step >= {last - quarter}) as after
@@ -101,7 +104,7 @@ def _moved(
             group by name
         )
         where before > 0 and after > 0 and isfinite(before) and isfinite(after)
-        order by abs(log2(after / before)) desc, name limit {int(question.limit)}
+        order by abs(change) desc, greatest(before, after) desc, name limit {int(question.limit)}
         """,
         chosen.parameters,
     ).to_pylist()

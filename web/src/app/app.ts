@@ -176,6 +176,12 @@ export class App {
       .finally(() => this.ready.end());
   }
 
+  /** The name of a run. Others than the first are known by their ids: a name and six digits. */
+  nameOf(run: string): string {
+    const about = this.about.value;
+    return run === this.run.value && about ? about.name : run.replace(/-[0-9a-f]{6}$/, "");
+  }
+
   link(): string {
     return new URL(write(this.state.peek()), document.baseURI).href;
   }

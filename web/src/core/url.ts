@@ -232,7 +232,8 @@ export function read(hash: string): PageState {
     if (field) Object.assign(state, field.read(value) ?? {});
     else unknown.push([key, value]);
   }
-  return { ...state, page: page ?? (state.runs.length ? DEFAULTS.page : "runs"), unknown };
+  // Every page but the list is about a run.
+  return { ...state, page: state.runs.length ? (page ?? DEFAULTS.page) : "runs", unknown };
 }
 
 /** Readable where it may be: dots, commas, colons and slashes stay. */

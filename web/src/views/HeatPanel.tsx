@@ -1,6 +1,7 @@
 /** The heatmap with its question: asked for the window in view, kept up to date, opened by a click. */
 
 import { useEffect, useMemo, useRef } from "preact/hooks";
+import type { RunHeader } from "../api.gen";
 import { useApp, useQuery, useSettled, useSize } from "../app/hooks";
 import { Icon } from "./Controls";
 import { HeatView, rowOrder } from "./HeatView";
@@ -14,6 +15,8 @@ export function HeatPanel({ least, most }: { least: number; most: number }) {
   const { x, order, under, kind } = app.state.value;
   const settled = useSettled(x, 160);
   const about = app.about.value;
+  const isEmpty =
+    about !== null && (about.last_step === null || (!about.kind && !about.metrics.length));
   const question = heatQuestion(app, settled, width);
   const { data, error, key, isLoading } = useQuery("heat", question).value;
   const rows = useMemo(() => (data ? rowOrder(data, order) : []), [data, order]);
@@ -40,20 +43,9 @@ export function HeatPanel({ least, most }: { least: number; most: number }) {
       )}
       {error && (!data || key !== "") && !data && <Failed error={error} what="The heatmap" />}
       {!data && !error && (question || !about ? <Loading what="the heatmap" /> : null)}
-      {about && !about.kind && !about.metrics.length && (
-        <Empty
-          title={
-            about.last_step === null ? "Waiting for the first step…" : "No tensors were recorded"
-          }
-        >
-          <p>
-            {about.last_step === null
-              ? "The training has started to write. The first step appears here by itself."
-              : "Only scalars are in this run: they are in the timeline below."}
-          </p>
-        </Empty>
-      )}
+      {about && isEmpty && <NoTensors about={about} />}
       {data &&
+        !isEmpty &&
         (data.rows.length > 0 && data.columns.first.length > 0 ? (
           <HeatView
             heat={data}
@@ -69,5 +61,29 @@ export function HeatPanel({ least, most }: { least: number; most: number }) {
           </Empty>
         ))}
     </section>
+  );
+}
+
+/** A run without tensors: it has just begun, it ended before its first step, or it has only scalars. */
+function NoTensors({ about }: { about: RunHeader }) {
+  const app = useApp();
+  if (about.last_step !== null) {
+    return (
+      <Empty title="No tensors were recorded">
+        <p>This run has only scalars: see the timeline below.</p>
+      </Empty>
+    );
+  }
+  if (app.runStatus.value === "live") {
+    return (
+      <Empty title="Waiting for the first step…">
+        <p>The run is open. Its first recorded step appears here.</p>
+      </Empty>
+    );
+  }
+  return (
+    <Empty title="This run has no recorded steps">
+      <p>It ended before the first step was recorded.</p>
+    </Empty>
   );
 }

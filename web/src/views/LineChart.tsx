@@ -212,10 +212,10 @@ export function CursorLines({ domain }: { domain: Domain }) {
   );
 }
 
-/** The value of a series at a step: that of the bucket which holds it. */
-export function valueAt(series: Series, step: number): number {
+/** The value of a series at a step: that of the bucket which holds it; null before the first one. */
+export function valueAt(series: Series, step: number): number | null {
   const at = columnAt(series.x, step);
-  return at < 0 ? Number.NaN : series.flags[at] === NONFINITE ? Number.NaN : series.y[at];
+  return at < 0 ? null : series.flags[at] === NONFINITE ? Number.NaN : series.y[at];
 }
 
 function snapTo(series: readonly Series[], domain: Domain, place: number): number | null {

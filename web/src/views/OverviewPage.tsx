@@ -1,7 +1,7 @@
 /** The overview: what is not finite first, then all layers over time, then what moved most. */
 
 import { useEffect, useMemo } from "preact/hooks";
-import type { Mover, Movers, RunHeader } from "../api.gen";
+import type { Mover, Movers, RunHeader, RunStatus } from "../api.gen";
 import type { App } from "../app/app";
 import { useApp, useQuery, useSettled } from "../app/hooks";
 import { pin } from "../app/pins";
@@ -52,10 +52,11 @@ export function OverviewPage() {
 
 /** Statistics of a whole tensor that do not need its bins; others cannot be asked of movers. */
 function moverStat(stat: string): string {
-  return /^(p\d|median|q)/.test(stat) ? "rms" : stat;
+  return /^(p\d|median|q|rm8)/.test(stat) ? "rms" : stat;
 }
 
-function useMovers(hasKind: boolean, limit: number) {
+/** What moved most in the chosen statistic; or `isHealth`, which does not depend on it. */
+function useMovers(isHealth: boolean, limit: number) {
   const app = useApp();
   const { x, kind, stat, metric, phase } = app.state.value;
   const about = app.about.value;
@@ -65,8 +66,8 @@ function useMovers(hasKind: boolean, limit: number) {
     run && about?.kind
       ? {
           run,
-          ...(hasKind ? { kind: kind ?? about.kind } : {}),
-          stat: metric ? "rms" : moverStat(stat ?? about.stat),
+          ...(isHealth ? {} : { kind: kind ?? about.kind }),
+          stat: isHealth || metric ? "rms" : moverStat(stat ?? about.stat),
           ...(phase ? { phase } : {}),
           ...windowOf(settled),
           limit,
@@ -88,7 +89,11 @@ function Cards({ about }: { about: RunHeader }) {
           <StatusDot status={status} /> {STATUS[status]}
         </h2>
         <p class="big">
-          {app.lastStep.value === null ? "no step yet" : `step ${count(app.lastStep.value)}`}{" "}
+          {app.lastStep.value === null
+            ? status === "live"
+              ? "no step yet"
+              : "no steps"
+            : `step ${count(app.lastStep.value)}`}{" "}
           {about.recorded_steps > 0 && <small>{count(about.recorded_steps)} recorded</small>}
         </p>
         <p class="dim">
@@ -143,7 +148,7 @@ function Cards({ about }: { about: RunHeader }) {
 /** The first thing to know: are all numbers finite, and if not, where did it begin. */
 function NonfiniteCard() {
   const app = useApp();
-  const { data, error } = useMovers(false, 12);
+  const { data, error } = useMovers(true, 12);
   const bad = useMemo(() => data?.rows.filter((r) => r.nonfinite_steps > 0) ?? [], [data]);
   useEvents(app, bad);
   if (!data) {
@@ -151,7 +156,20 @@ function NonfiniteCard() {
       <div class="card">
         <h2>Finite?</h2>
         <p class="dim">
-          {error?.message ?? (app.about.value?.kind ? "looking…" : "nothing recorded yet")}
+          {error?.message ?? (app.about.value?.kind ? "Loading…" : nothingYet(app.runStatus.value))}
+        </p>
+      </div>
+    );
+  }
+  if (data.sites === 0) {
+    const isNone = app.about.value?.last_step === null;
+    return (
+      <div class="card" data-nonfinite="none">
+        <h2>Finite?</h2>
+        <p class="dim">
+          {isNone
+            ? nothingYet(app.runStatus.value)
+            : `No tensor was recorded in this ${app.state.value.x ? "window" : "phase"}.`}
         </p>
       </div>
     );
@@ -195,6 +213,10 @@ function NonfiniteCard() {
   );
 }
 
+function nothingYet(status: RunStatus | null): string {
+  return status === "live" ? "No tensor was recorded yet." : "No tensor was recorded.";
+}
+
 /** Marks on the timeline: where values stopped being finite, and notices with a step. */
 function useEvents(app: App, bad: readonly Mover[]): void {
   const notices = app.about.value?.notices;
@@ -222,7 +244,7 @@ function show(app: App, mover: Mover): void {
 
 function MoverList() {
   const app = useApp();
-  const { data, error } = useMovers(true, 40);
+  const { data, error } = useMovers(false, 40);
   return (
     <section class="movers" aria-label="Biggest movers">
       <header>

@@ -1,5 +1,6 @@
 /** The line at the bottom: what the pointer is on, and how what is shown was made. */
 
+import type { RunHeader } from "../api.gen";
 import { VERSION } from "../app/app";
 import { useApp } from "../app/hooks";
 import { count } from "../core/format";
@@ -12,8 +13,7 @@ export function StatusBar() {
   return (
     <footer class="statusbar">
       <output class="status-text" aria-live="off">
-        {app.status.value ||
-          (!isRuns && about ? summary(about.known_steps, about.modules, about.model) : "")}
+        {app.status.value || (!isRuns && about ? summary(about) : "")}
       </output>
       <span class="stretch" />
       {!isRuns && (
@@ -36,6 +36,6 @@ export function StatusBar() {
   );
 }
 
-function summary(steps: number, modules: number, model: string | null): string {
-  return `${model ?? "model"} · ${count(modules)} modules · ${count(steps)} steps`;
+function summary({ model, modules, recorded_steps: steps }: RunHeader): string {
+  return `${model ?? "model"} · ${count(modules)} modules · ${count(steps)} recorded ${steps === 1 ? "step" : "steps"}`;
 }

@@ -11,6 +11,8 @@ import { LineChart, type Series, valueAt } from "./LineChart";
 
 const HEIGHT = 92;
 const COLUMNS = 2048;
+/** Lines whose values have room beside the chart. */
+const MOST_READ = 4;
 
 export function Timeline() {
   const app = useApp();
@@ -20,9 +22,10 @@ export function Timeline() {
   const found = useSignal<ReadonlyMap<string, Lines>>(new Map());
   const domain = app.wholeDomain.value;
   const isDark = app.theme.value.isDark;
+  const names = runs.map((run) => app.nameOf(run));
   const series = useMemo(
-    () => toSeries(runs, found.value, name, isDark),
-    [runs, found.value, name, isDark],
+    () => toSeries(runs, names, found.value, name, isDark),
+    [runs, names.join("\n"), found.value, name, isDark],
   );
   const canBeLog = series.some((s) => s.low.some((v) => v > 0));
   const put = (run: string, lines: Lines | null) => {
@@ -73,7 +76,9 @@ export function Timeline() {
       ) : (
         <p class="hint timeline-empty">
           {about?.last_step === null
-            ? "Waiting for the first step…"
+            ? app.runStatus.value === "live"
+              ? "Waiting for the first step…"
+              : "This run has no steps."
             : name
               ? ""
               : "Log a scalar to see it here: watch.log(loss=loss)"}
@@ -93,17 +98,31 @@ function Readout({ series }: { series: readonly Series[] }) {
         <dt>step</dt>
         <dd data-cursor-step>{count(step)}</dd>
       </div>
-      {series.slice(0, 3).map((s) => (
-        <div key={s.label}>
-          <dt class="cut">
-            <i class="swatch" style={{ background: s.colour }} />
-            {s.label}
+      {series.slice(0, MOST_READ).map((s) => (
+        <div key={s.label} data-line={s.label}>
+          <dt class="cut" title={s.label}>
+            <LineKey colour={s.colour} dash={s.dash} />
+            <span class="cut">{s.label}</span>
           </dt>
-          <dd>{step === null ? "–" : number(valueAt(s, step))}</dd>
+          <dd>{number(step === null ? null : valueAt(s, step))}</dd>
         </div>
       ))}
     </dl>
   );
+}
+
+/** How a line is drawn: its colour and its dashes. */
+function LineKey({ colour, dash }: { colour: string; dash: readonly number[] }) {
+  return (
+    <svg class="line-key" width="16" height="8" aria-hidden="true">
+      <line x1="0" y1="4" x2="16" y2="4" stroke={colour} stroke-dasharray={dash.join(" ")} />
+    </svg>
+  );
+}
+
+/** One colour for each run, in the timeline and in the bar at the top. */
+export function runColour(place: number, isDark: boolean): string {
+  return pinColour(String.fromCharCode(65 + (place % 8)), isDark);
 }
 
 /** Fetches the lines of one run and keeps them up to date. Draws nothing. */
@@ -124,6 +143,7 @@ function RunLines({
 
 function toSeries(
   runs: readonly string[],
+  names: readonly string[],
   found: ReadonlyMap<string, Lines>,
   name: string | null,
   isDark: boolean,
@@ -131,16 +151,15 @@ function toSeries(
   const made: Series[] = [];
   runs.forEach((run, r) => {
     const lines = found.get(run);
-    for (const line of lines?.lines ?? []) {
-      if (line.name !== name || line.length === 0) continue;
+    const drawn = (lines?.lines ?? []).filter((l) => l.name === name && l.length > 0);
+    for (const [phase, line] of drawn.entries()) {
       const cut = <T extends Float64Array | Uint8Array>(a: T) =>
         a.subarray(line.start, line.start + line.length) as T;
-      const place = made.filter((m) => m.label.startsWith(`${r}`)).length;
       const isBucketed = lines!.stride > 1;
       made.push({
-        label: `${runs.length > 1 ? `${r + 1} ` : ""}${line.phase}`,
-        colour: pinColour(String.fromCharCode(65 + ((r + made.length) % 8)), isDark),
-        dash: DASHES[(r + place) % DASHES.length],
+        label: runs.length > 1 ? `${names[r]} ${line.phase}` : line.phase,
+        colour: runs.length > 1 ? runColour(r, isDark) : runColour(phase, isDark),
+        dash: DASHES[phase % DASHES.length],
         x: cut(lines!.first),
         y: cut(lines!.mean),
         low: cut(lines!.low),

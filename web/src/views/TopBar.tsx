@@ -7,6 +7,7 @@ import { count, kind as kindLabel } from "../core/format";
 import { DEFAULTS, hasPanels, type Page } from "../core/url";
 import { Button, Icon, Key, type Option, Segments, Select } from "./Controls";
 import { StatusDot } from "./StatusDot";
+import { runColour } from "./Timeline";
 
 const TABS: readonly { page: Page; label: string; keys: string }[] = [
   { page: "overview", label: "Overview", keys: "G O" },
@@ -95,8 +96,7 @@ function RunChips() {
       {runs.map((run, i) => {
         const isFirst = i === 0;
         const state = app.live.states.value.get(run);
-        // The others are known by their ids: a name, and what tells it from others like it.
-        const name = isFirst && about ? about.name : run.replace(/-[0-9a-f]{6}$/, "");
+        const name = app.nameOf(run);
         return (
           <span key={run} class={`chip ${isFirst ? "first" : ""}`}>
             <button
@@ -112,6 +112,13 @@ function RunChips() {
               <StatusDot
                 status={state?.status ?? (isFirst ? (about?.status ?? "unknown") : "unknown")}
               />
+              {runs.length > 1 && (
+                <i
+                  class="swatch"
+                  style={{ background: runColour(i, app.theme.value.isDark) }}
+                  data-run-colour
+                />
+              )}
               <span class="cut">{name}</span>
             </button>
             {runs.length > 1 && (
