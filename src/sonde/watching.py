@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import ref
 
 from sonde._errors import SondeError
+from sonde._signals import is_from_handler
 from sonde.capture.budget import Budget
 from sonde.capture.drain import Drain
 from sonde.capture.frameworks import torch_capture
@@ -195,8 +196,10 @@ class Watch:
         self._every = every
         self._pid = os.getpid()
         self._began_s = time.monotonic()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._closed = session is None
+        self._is_shut = False
+        self._reason: str | None = None
         if session is not None and drain is not None:
             session.capture.troubles.warn = voice.warn
             if budget is not None:
@@ -270,9 +273,9 @@ class Watch:
         assert self._session is not None
         try:
             self._session.log({**(values or {}), **more}, step=step, refuse=self._refuse)
-        except SondeError:
-            raise  # as a strict watch wants it
         except Exception as error:
+            if isinstance(error, SondeError) or is_from_handler(error):
+                raise  # as a strict watch wants it, or a handler of the user's
             self._refuse(f"Numbers were not logged: {type(error).__name__}: {error}")
 
     def step(self, **scalars: Any) -> None:
@@ -394,22 +397,26 @@ class Watch:
         return self._drain.wait(timeout_s) and self._writer.flush(timeout_s)
 
     def close(self, reason: str = "finished") -> None:
-        """Take every hook off the model, write what is left, end the run. Safe to call twice."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
+        """Take every hook off the model, write what is left, end the run. Safe to call twice.
+
+        If it is interrupted, call it again to finish it; the end of the process does so too.
+        """
+        self._closed = True
         _OPEN.discard(self)
-        if os.getpid() != self._pid:
+        if self._session is None or os.getpid() != self._pid:
             return
-        atexit.unregister(self._at_exit)
-        assert self._session is not None
         assert self._drain is not None
-        try:
-            self._session.close()
-            self._tell_cost()
-        finally:
-            self._drain.close(reason, _CLOSE_TIMEOUT_S)
+        with self._lock:
+            if self._is_shut:
+                return
+            self._reason = self._reason or reason
+            try:
+                self._session.close()
+                self._tell_cost()
+            finally:
+                self._drain.close(self._reason, _CLOSE_TIMEOUT_S)
+            self._is_shut = True
+        atexit.unregister(self._at_exit)
 
     def _at_exit(self) -> None:
         self.close("exited")

@@ -89,7 +89,7 @@ def test_a_disk_that_hangs_holds_nobody_up_and_memory_is_bounded(tmp_path):
     files.hold()
     for step in range(200):
         writer.sketches(SketchBatch(step, "train", batch.ids, batch.sketches))
-        assert writer._taken.size_bytes <= limit
+        assert writer._inbox.size_bytes <= limit
         time.sleep(0.001)
     counts = settled(writer.counts)
     assert counts.written == 0, "all were handed over while nothing could be written"

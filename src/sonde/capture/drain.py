@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sonde._signals import Bell, Gate, is_from_handler
 from sonde.capture.norms import Norms
 from sonde.capture.rows import QUICK_PHASE, Filled, Window
 from sonde.record import Event, GraphPart, NumberBatch, Sink, SiteInfo, SketchBatch, Sketches
@@ -84,7 +85,7 @@ class NewSink:
 
 @dataclass(frozen=True, slots=True)
 class _Barrier:
-    reached: threading.Event = field(default_factory=threading.Event)
+    reached: Gate = field(default_factory=Gate)
 
 
 Job = Part | End | Numbers | Later | Event | GraphPart | NewSink | _Barrier
@@ -114,15 +115,19 @@ class Drain:
         self._held: dict[tuple[int, str], list[tuple[NDArray[np.int32], Sketches]]] = {}
         self._declared: list[SiteInfo] = []
         self._layout: _Layout | None = None
-        self._hurry = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sonde-drain", daemon=True)
+        self._hurry = Bell()
+        self._has_started = False
+        self._drained = Gate()
+        self._ended = Gate()
+        self._reason: str | None = None
         if sinks is not None:
             self.start(sinks)
 
     def start(self, sinks: Sequence[Sink]) -> None:
         """Feed these sinks from now on, with the jobs that wait first."""
         self._sinks = list(sinks)
-        self._thread.start()
+        self._has_started = True
+        threading.Thread(target=self._run, name="sonde-drain", daemon=True).start()
 
     @property
     def has_room(self) -> bool:
@@ -134,50 +139,68 @@ class Drain:
 
         Windows come from one thread at a time.
         """
+        self._jobs.put(job)  # first: an interrupt after it changes nothing that matters
         if isinstance(job, Part):
             # Each counter is written by one thread only, so there is no lock to wait for.
             self._given_bytes += job.filled.size_bytes
-        self._jobs.put(job)
         if isinstance(job, Part) and not job.filled.can_wait:
-            self._hurry.set()
+            self._hurry.ring()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until all that was put before has gone to the sinks."""
-        if not self._thread.is_alive():
+        if not self._has_started or self._ended.is_open:
             return False
         barrier = _Barrier()
         self._jobs.put(barrier)
-        self._hurry.set()
+        self._hurry.ring()
         return barrier.reached.wait(timeout_s)
 
     def close(self, reason: str, timeout_s: float) -> None:
-        """Pass on what is left, close the sinks, end the thread."""
+        """Pass on what is left, close the sinks, end the thread.
+
+        The thread closes the sinks: if the wait for it is interrupted, nothing is lost, and this
+        can be called again. If it does not come to an end in time, they are closed here.
+        """
+        self._reason = self._reason or reason
         self._jobs.put(None)
-        self._hurry.set()
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
+        self._hurry.ring()
+        if self._drained.wait(timeout_s):
+            self._ended.wait(2 * timeout_s)
+        else:
             _LOG.warning("the drain did not finish within %.1f s; what it held is lost", timeout_s)
-        for sink in list(self._sinks):
-            self._guard(sink, lambda s: s.close(reason))
+            self._close_sinks()
 
     def _run(self) -> None:
-        for job in self._coming():
-            try:
-                self._do(job)
-            except Exception as error:
-                _LOG.warning("a record was lost: %r", error, exc_info=True)
-                self._tell(Event("record_lost", repr(error), level="error"))
-            if isinstance(job, Part):
-                self._done_bytes += job.filled.size_bytes
-        for key in list(self._held):
-            self._release(*key, dropped=False)
+        try:
+            for job in self._coming():
+                self._try(job)
+            for key in list(self._held):
+                self._release(*key, dropped=False)
+            self._drained.open()
+            self._close_sinks()
+        finally:
+            self._drained.open()
+            self._ended.open()
+
+    def _close_sinks(self) -> None:
+        for sink in list(self._sinks):
+            self._guard(sink, lambda s: s.close(self._reason or ""))
+            self._forget(sink)
+
+    def _try(self, job: Job) -> None:
+        try:
+            self._do(job)
+        except Exception as error:
+            _LOG.warning("a record was lost: %r", error, exc_info=True)
+            self._tell(Event("record_lost", repr(error), level="error"))
+        if isinstance(job, Part):
+            self._done_bytes += job.filled.size_bytes
 
     def _coming(self) -> Iterator[Job]:
         """Jobs until the last: after the first that comes a rest, in which others join it."""
         job = self._jobs.get()
         while job is not None:
             self._hurry.wait(_REST_S)
-            self._hurry.clear()
             yield job
             while not self._jobs.empty():
                 if (job := self._jobs.get()) is None:
@@ -212,7 +235,7 @@ class Drain:
                 if self._declared:
                     self._guard(job.sink, lambda s: s.sites(list(self._declared)))
             case _Barrier():
-                job.reached.set()
+                job.reached.open()
 
     def _hold(self, part: Part) -> None:
         if part.sites:
@@ -249,11 +272,15 @@ class Drain:
         try:
             act(sink)
         except Exception as error:
+            if is_from_handler(error):
+                raise
             _LOG.warning("sink %s failed and is switched off: %r", sink.name, error)
-            if sink in self._sinks:
-                self._sinks.remove(sink)
+            self._forget(sink)
             told = Event("sink_failed", repr(error), where=sink.name, level="error")
             self._each(lambda s: s.event(told))
+
+    def _forget(self, sink: Sink) -> None:
+        self._sinks = [s for s in self._sinks if s is not sink]
 
 
 def _tell_graph(sink: Sink, part: GraphPart) -> None:

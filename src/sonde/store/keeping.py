@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -32,9 +32,19 @@ Timed = tuple[T, int]
 """Something, and the wall clock in ns when it was handed over."""
 
 
+class Entry(NamedTuple):
+    """Something that was handed over: which of the lists of `Taken` it belongs to, and when."""
+
+    what: str
+    item: Any
+    t_ns: int
+    size_bytes: int
+    records: int
+
+
 @dataclass(slots=True)
 class Taken:
-    """Records that were handed over and not looked at yet."""
+    """Records that were handed over and not looked at yet, sorted by what they are."""
 
     sites: list[Timed[Sequence[SiteInfo]]] = field(default_factory=list)
     sketches: list[Timed[SketchBatch]] = field(default_factory=list)
@@ -42,20 +52,15 @@ class Taken:
     events: list[Timed[Event]] = field(default_factory=list)
     graph: list[Timed[GraphPart]] = field(default_factory=list)
     tensors: list[Timed[Sequence[TracedValue]]] = field(default_factory=list)
-    size_bytes: int = 0
     records: int = 0
-    n: int = 0
 
-    def put(self, what: str, item: object, t_ns: int, size: int, records: int) -> bool:
-        """Add an item to one of the lists; true if it is the first of all."""
-        getattr(self, what).append((item, t_ns))
-        self.size_bytes += size
-        self.records += records
-        self.n += 1
-        return self.n == 1
-
-    def __bool__(self) -> bool:
-        return self.n > 0
+    @classmethod
+    def of(cls, entries: Sequence[Entry]) -> Taken:
+        made = cls()
+        for entry in entries:
+            getattr(made, entry.what).append((entry.item, entry.t_ns))
+            made.records += entry.records
+        return made
 
 
 class Tally(Protocol):
@@ -179,7 +184,7 @@ class Keeper:
 
     def give_up(self, error: BaseException) -> None:
         """The thread has failed: count what it had in hand, and start from there."""
-        self._lose("failed", self._in_hand)
+        self.lose("failed", self._in_hand)
         self._in_hand = 0
         self.errors += 1
         self.report("writer_failed", f"The writer failed with {type(error).__name__}: {error}.")
@@ -187,8 +192,8 @@ class Keeper:
     def abandon(self) -> None:
         """Let go of everything that waits for another try, and count it."""
         for stream in self._streams.values():
-            self._lose("failed", stream.drop())
-        self._lose("failed", sum(value.rows for value, _ in self._unplaced))
+            self.lose("failed", stream.drop())
+        self.lose("failed", sum(value.rows for value, _ in self._unplaced))
         self._unplaced = []
         self._undeclared = []
 
@@ -253,7 +258,7 @@ class Keeper:
                     self._failed(error)
                     rows = sum(value.rows for value, _ in group)
                     if is_last_try:
-                        self._lose("disk", rows)
+                        self.lose("disk", rows)
                     else:
                         self._in_hand -= rows
                         self._unplaced += group
@@ -292,7 +297,7 @@ class Keeper:
     ) -> None:
         stream = self._streams[table.name]
         if stream.is_holding and not (go and self._release(stream)):
-            self._lose("disk", stream.drop())
+            self.lose("disk", stream.drop())
         rows = self._build(build, items, len_of) if items else None
         if rows is None or rows.data.num_rows == 0:
             return
@@ -312,7 +317,7 @@ class Keeper:
         except OSError as error:
             self._failed(error)
             if not stream.is_holding:  # may or may not be on disk: not counted as written
-                self._lose("disk", held)
+                self.lose("disk", held)
                 return True
             return False
         return True
@@ -354,12 +359,13 @@ class Keeper:
         return sound
 
     def _refuse(self, error: Exception, records: int) -> None:
-        self._lose("invalid", records)
+        self.lose("invalid", records)
         self._in_hand -= records
         self.errors += 1
         self.report("invalid", f"Records were refused: {error}.", level="error")
 
-    def _lose(self, cause: str, records: int) -> None:
+    def lose(self, cause: str, records: int) -> None:
+        """Count records that are lost."""
         if records:
             self.dropped[cause] = self.dropped.get(cause, 0) + records
 

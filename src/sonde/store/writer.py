@@ -18,14 +18,17 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, Self
+from typing import Final, Self
 
 from sonde._errors import RunError
+from sonde._signals import Gate
 from sonde.record import Event, GraphPart, NumberBatch, SiteInfo, SketchBatch
 from sonde.store import attempts, claims, locations
 from sonde.store.files import Files, LocalFiles
+from sonde.store.inbox import FLUSH_BYTES, Inbox
 from sonde.store.keeping import Keeper, Taken
 from sonde.store.rows import graph_rows, size_bytes
 from sonde.store.segments import Attempt
@@ -34,11 +37,8 @@ from sonde.store.tensors import TracedValue
 _FLUSH_AT: Final = 0.75
 """Share of `flush_s` after which a flush begins, so that it has ended when `flush_s` is over."""
 
-_FLUSH_BYTES: Final = 32 << 20
 _EXIT_TIMEOUT_S: Final = 4.0
 _LIVES: Final = 2
-
-DropCause = Literal["queue_full", "disk", "closed", "invalid", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,16 @@ class Counts:
     pending: int
     dropped: Mapping[str, int]
     errors: int
+
+
+class _Flush:
+    """A flush that was asked for."""
+
+    __slots__ = ("gate", "is_kept")
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self.is_kept = False
 
 
 class Writer:
@@ -109,17 +119,11 @@ class Writer:
         self._flush_s = flush_s
         self._heartbeat_s = heartbeat_s
         self._limit_bytes = max_pending_bytes
-        self._changed = threading.Condition()
-        self._taken = Taken()
-        self._oldest_s = 0.0
-        self._handed = 0
-        self._dropped: dict[str, int] = {}
-        self._flushes_asked = 0
-        self._flushes_done = 0
-        self._is_closing = False
+        self._inbox = Inbox(max_pending_bytes)
+        self._flushes: deque[_Flush] = deque()
         self._is_off = False
-        self._reason = "finished"
-        self._is_done = threading.Event()
+        self._reason: str | None = None
+        self._done = Gate()
         self._keeper = Keeper(
             files=self._files,
             root=self.path,
@@ -183,15 +187,7 @@ class Writer:
         except Exception:
             size, records = 0, 1
         if wait_s > 0 and self._is_ours():
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: (
-                        self._is_closing
-                        or self._is_off
-                        or self._taken.size_bytes + size <= self._limit_bytes
-                    ),
-                    wait_s,
-                )
+            self._inbox.wait_for_room(size, wait_s)
         return self._take("tensors", values, size, records)
 
     def set_info(self, **info: object) -> None:
@@ -205,15 +201,12 @@ class Writer:
         """Make everything handed over so far durable; false if that did not succeed in time."""
         if not self._is_ours():
             return False
-        with self._changed:
-            self._flushes_asked += 1
-            ticket = self._flushes_asked
-            self._changed.notify_all()
-            self._changed.wait_for(
-                lambda: self._flushes_done >= ticket or self._is_off or self._is_done.is_set(),
-                timeout_s,
-            )
-            return self._flushes_done >= ticket and not self._keeper.is_holding
+        flush = _Flush()
+        self._flushes.append(flush)
+        self._inbox.bell.ring()
+        if self._done.is_open or not flush.gate.wait(timeout_s):
+            return False
+        return flush.is_kept and not self._keeper.is_holding
 
     def close(self, reason: str = "finished", timeout_s: float = 10.0) -> None:
         """Flush, say how the run ended, and stop. Waits at most `timeout_s`. May be called again.
@@ -222,12 +215,11 @@ class Writer:
         """
         if not self._is_ours():
             return
-        with self._changed:
-            if not self._is_closing:
-                self._is_closing = True
-                self._reason = reason
-                self._changed.notify_all()
-        if not self._is_done.wait(timeout_s):
+        if self._reason is None:
+            self._reason = reason
+        self._inbox.refuse("closed")
+        self._inbox.bell.ring()
+        if not self._done.wait(timeout_s):
             self._keeper.report(
                 "close_timeout", f"The disk did not take the last records within {timeout_s:.0f} s."
             )
@@ -238,14 +230,13 @@ class Writer:
         """What became of the records so far, the writer's own events among them."""
         if not self._is_ours():
             return Counts(0, 0, 0, {}, 0)
-        with self._changed:
-            kept = self._keeper
-            handed = self._handed + kept.own_records
-            dropped = dict(self._dropped)
-            for cause, n in kept.dropped.items():
-                dropped[cause] = dropped.get(cause, 0) + n
-            pending = handed - kept.written - sum(dropped.values())
-            return Counts(handed, kept.written, pending, dropped, kept.errors)
+        kept = self._keeper
+        handed, dropped = self._inbox.counts()
+        handed += kept.own_records
+        for cause, n in dict(kept.dropped).items():
+            dropped[cause] = dropped.get(cause, 0) + n
+        pending = handed - kept.written - sum(dropped.values())
+        return Counts(handed, kept.written, pending, dropped, kept.errors)
 
     @property
     def problems(self) -> list[str]:
@@ -272,27 +263,7 @@ class Writer:
         return os.getpid() == self._pid
 
     def _take(self, what: str, item: object, size: int, records: int) -> bool:
-        if not self._is_ours():
-            return False
-        t_ns = time.time_ns()
-        # Reentrant: a signal handler may log while this thread is in here.
-        with self._changed:
-            self._handed += records
-            if self._is_closing or self._is_off:
-                self._drop("closed" if self._is_closing else "failed", records)
-                return False
-            if self._taken.size_bytes + size > self._limit_bytes:
-                self._drop("queue_full", records)
-                return False
-            if self._taken.put(what, item, t_ns, size, records):
-                self._oldest_s = time.monotonic()
-                self._changed.notify_all()
-            elif self._taken.size_bytes > _FLUSH_BYTES:
-                self._changed.notify_all()
-        return True
-
-    def _drop(self, cause: DropCause, records: int) -> None:
-        self._dropped[cause] = self._dropped.get(cause, 0) + records
+        return self._is_ours() and self._inbox.put(what, item, size, records)
 
     def _run(self) -> None:
         """The thread. Started anew once if it fails, in place; after that the writer is off."""
@@ -308,60 +279,61 @@ class Writer:
             self._switch_off()
         finally:
             claims.release(self.run_id, self.attempt)
-            self._is_done.set()
-            with self._changed:
-                self._changed.notify_all()
+            self._done.open()
+            self._end_flushes(kept=False)
 
     def _work(self) -> None:
         next_beat_s = 0.0
         while True:
-            with self._changed:
-                self._wait_until_due(next_beat_s)
-                taken, self._taken = self._taken, Taken()
-                closing, asked = self._is_closing, self._flushes_asked
-            self._keeper.keep(taken, self._drops_of("queue_full"))
-            if closing:
+            self._wait_until_due(next_beat_s)
+            is_closing = self._reason is not None
+            asked = len(self._flushes)
+            taken = Taken.of(self._inbox.take())
+            self._keeper.keep(taken, self._inbox.counts()[1].get("queue_full", 0))
+            if is_closing:
                 self._keeper.release()
-            with self._changed:
-                self._flushes_done = asked
-                self._changed.notify_all()
-            if closing and not self._taken:
-                self._keeper.end(self._reason, self.counts)
+            self._end_flushes(kept=True, n=asked)
+            if is_closing and not self._inbox:
+                self._keeper.end(self._reason or "", self.counts)
                 return
             if time.monotonic() >= next_beat_s:
                 self._keeper.beat(self.counts)
                 next_beat_s = time.monotonic() + self._heartbeat_s
 
+    def _end_flushes(self, *, kept: bool, n: int | None = None) -> None:
+        """Let those go on who wait for a flush."""
+        for _ in range(len(self._flushes) if n is None else n):
+            flush = self._flushes.popleft()
+            flush.is_kept = kept
+            flush.gate.open()
+
     def _wait_until_due(self, next_beat_s: float) -> None:
-        """Wait until a flush is due: by age, size, request, or for another try. Lock is held."""
-        while not (self._is_closing or self._flushes_asked > self._flushes_done):
+        """Wait until a flush is due: by age, size, request, or for another try."""
+        inbox = self._inbox
+        while self._reason is None and not self._flushes:
             due_s = next_beat_s
-            if self._taken:
-                if self._taken.size_bytes > _FLUSH_BYTES:
+            if inbox:
+                if inbox.size_bytes > FLUSH_BYTES:
                     return
-                due_s = min(due_s, self._oldest_s + _FLUSH_AT * self._flush_s)
+                due_s = min(due_s, inbox.oldest_s + _FLUSH_AT * self._flush_s)
             if self._keeper.is_holding:
                 due_s = min(due_s, self._keeper.held_since_s + _FLUSH_AT * self._flush_s)
             rest_s = due_s - time.monotonic()
             if rest_s <= 0:
                 return
-            self._changed.wait(rest_s)
-
-    def _drops_of(self, cause: str) -> int:
-        with self._changed:
-            return self._dropped.get(cause, 0)
+            inbox.bell.wait(rest_s)
 
     def _switch_off(self) -> None:
-        with self._changed:
-            self._is_off = True
-            self._drop("failed", self._taken.records)
-            self._taken = Taken()
-            self._keeper.abandon()
-            self._changed.notify_all()
+        self._is_off = True
+        self._inbox.refuse("failed" if self._reason is None else "closed")
+        lost = self._inbox.take()
+        self._keeper.lose("failed", sum(entry.records for entry in lost))
+        self._keeper.abandon()
+        self._end_flushes(kept=False)
         self._keeper.report("writer_off", "The writer failed twice and has switched itself off.")
-        while not self._is_closing:
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_closing, 1.0)
+        while self._reason is None:
+            self._end_flushes(kept=False)
+            self._inbox.bell.wait(1.0)
         self._keeper.end(self._reason, self.counts)
 
     def _at_exit(self) -> None:

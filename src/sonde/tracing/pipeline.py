@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from sonde._signals import Gate
 from sonde.tracing import callbacks
 from sonde.tracing.callbacks import OnWindow
 from sonde.tracing.results import Result, Results
@@ -112,9 +113,10 @@ class Pipeline:
         self._before_gather = before_gather
         self._after_gather = after_gather
         self._rank = rank
-        self._jobs: queue.SimpleQueue[tuple[Window, Callable[[], None]] | threading.Event | None]
+        self._jobs: queue.SimpleQueue[tuple[Window, Callable[[], None]] | Gate | None]
         self._jobs = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._ended = Gate()
         self._can_be_inline = destination.is_memory and ranks is None
         is_direct = ranks is None and not before_gather and not after_gather
         self._direct = destination if is_direct and isinstance(destination, Memory) else None
@@ -138,7 +140,7 @@ class Pipeline:
         """Wait until all windows so far have arrived."""
         if self._thread is None:
             return True
-        reached = threading.Event()
+        reached = Gate()
         self._jobs.put(reached)
         return reached.wait(timeout_s)
 
@@ -149,16 +151,21 @@ class Pipeline:
             self._thread.start()
         if self._thread is not None:
             self._jobs.put(None)
-            self._thread.join(timeout_s)
-            return not self._thread.is_alive()
+            return self._ended.wait(timeout_s)
         self._close_destination()
         return True
 
     def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            self._ended.open()
+
+    def _work(self) -> None:
         self._troubles.background = threading.get_ident()
         while (job := self._jobs.get()) is not None:
-            if isinstance(job, threading.Event):
-                job.set()
+            if isinstance(job, Gate):
+                job.open()
                 continue
             window, wait = job
             try:

@@ -123,6 +123,7 @@ class Session:
                     raise TypeError(f"a name must be a str, got {type(name).__name__}")
                 numbers[name] = _number(value)
             except Exception as error:
+                self.capture.troubles.pass_on(error)
                 refuse(f"`{name}` was not logged: {error}")
         if numbers:
             label = self.capture.phases.label if step is None else int(step)

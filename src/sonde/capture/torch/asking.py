@@ -97,7 +97,8 @@ class Asker:
                 self._tallies.add(use.label, metric.reduce, value, when=when)
             else:
                 self._tallies.add(use.label, metric.reduce, value, when=when, within=span)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            self._capture.troubles.pass_on(error)
             use.is_off = True
             self._together.clear()
             self.failed(metric.name, use.label.key, error)
@@ -105,7 +106,7 @@ class Asker:
             spent = time.perf_counter_ns() - began
             self._spent_ns[metric.name] = self._spent_ns.get(metric.name, 0) + spent
 
-    def failed(self, name: str, where: str, error: Exception) -> None:
+    def failed(self, name: str, where: str, error: BaseException) -> None:
         """Told once for a metric, however many places it fails at."""
         if name not in self._failed:
             self._failed.add(name)
@@ -187,7 +188,8 @@ class Asker:
                 with Probe(x.device) as probe:
                     try:
                         value = use.metric.fn(x.detach())
-                    except Exception:  # which will be told of when it is asked
+                    except (Exception, SystemExit) as error:  # told of when it is asked
+                        self._capture.troubles.pass_on(error)
                         value = None
                 is_fit = isinstance(value, Tensor) and probe.is_fit and value.numel() > 0
                 if not is_fit or value.is_complex() or type(value) is not Tensor:

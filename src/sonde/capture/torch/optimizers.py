@@ -160,6 +160,7 @@ class Optimizers:
                     self._select()
                 see()
         except Exception as error:
+            capture.troubles.pass_on(error)
             self._off.add(part)
             self._let_go()
             capture.troubles.failed(part, error)

@@ -104,8 +104,9 @@ class Recorder:
             self._troubles.skip(spot.site.name, str(reason))
             return None
         except Exception as error:
-            spot.switch_off()
             rows.forget(spot)
+            self._troubles.pass_on(error)
+            spot.switch_off()
             self._troubles.failed(spot.site.name, error)
             return None
         except BaseException:  # the user interrupts: leave nothing half-done

@@ -88,16 +88,15 @@ class Capture:
         self.kinds = plan.kinds
         self.observer: Observer | None = None
         self.onlooker: Onlooker | None = None
-        self.asleep = False
-        self.is_closed = False
+        self.asleep = self.is_closed = self._is_bare = False
         self.scanned_step = -1
         self.spent_ns = self.dropped_steps = self.recorded_steps = 0
         self._first_step = step
         self._model = ref(model)
         self._schedule = schedule
         self.always = schedule == schedule_of(1)
-        self._paused = 0
         self._may_rest = True
+        self._paused = 0
         self.passes_begun = 0
         self._phase = "train"
         self._passes: dict[int, Pass] = {}
@@ -158,7 +157,7 @@ class Capture:
     def close(self) -> None:
         """Hand over what is left and take every hook off."""
         with self.lock:
-            if self.is_closed:
+            if self._is_bare:
                 return
             self.is_closed = True
             self._settle()
@@ -170,6 +169,7 @@ class Capture:
             self.recorder.hand_over(self._step_of)
             self.recorder.end_phases()
             self._graph.close(step=self.step)
+            self._is_bare = True  # last: who is interrupted before it closes again
             self.troubles.tell_the_rest()
 
     def observe(self, observer: Observer) -> None:
@@ -183,7 +183,7 @@ class Capture:
 
     def forked(self) -> None:
         """Be silent for ever: the process is a fork of the one that records."""
-        self.is_closed = True
+        self.is_closed = self._is_bare = True
         self._settle()
 
     # -- what hooks report ---------------------------------------------------------------------
@@ -490,5 +490,6 @@ class Capture:
             at.redone.append((tap, call))
 
     def _tap_failed(self, tap: Tap, error: Exception) -> None:
+        self.troubles.pass_on(error)
         tap.switch_off()
         self.troubles.failed(tap.path or ".", error)

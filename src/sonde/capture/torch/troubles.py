@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from sonde._signals import is_from_handler
 from sonde.capture.drain import Drain
 from sonde.record import Event, Level
 
@@ -32,8 +33,14 @@ class Troubles:
             self.tell("skipped", reason, where=where)
         self.skipped[key] = self.skipped.get(key, 0) + 1
 
-    def failed(self, where: str, error: Exception) -> None:
+    def pass_on(self, error: BaseException) -> None:
+        """Raise the error again if a signal handler has raised it: it is not ours to take."""
+        if is_from_handler(error):
+            raise error
+
+    def failed(self, where: str, error: BaseException) -> None:
         """An error of ours (or of a user's function): raised if strict, else a warning, once."""
+        self.pass_on(error)
         if self._strict:
             raise error
         key = (where, repr(error))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sonde._signals import is_from_handler
 from sonde.graph.torch.trace import Mode, Trace
 
 Leaves = Sequence[tuple[str, Tensor]]
@@ -94,6 +95,8 @@ class TracedPass:
         try:
             act()
         except Exception as error:
+            if is_from_handler(error):
+                raise
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:

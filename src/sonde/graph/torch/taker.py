@@ -18,6 +18,7 @@ from weakref import ref
 
 from torch import Tensor, nn
 
+from sonde._signals import is_from_handler
 from sonde.graph.model import tree_nodes
 from sonde.graph.torch.passing import Framework, TracedPass
 from sonde.graph.torch.trace import Mode, is_inside_compiled_call, is_traceable
@@ -305,7 +306,9 @@ class GraphTaker:
 def _described(path: str, module: nn.Module) -> GraphModule:
     try:
         extra = str(module.extra_repr())[:_MAX_EXTRA]
-    except Exception:  # a model's own code
+    except Exception as error:  # of a model's own code
+        if is_from_handler(error):
+            raise
         extra = ""
     own = 0
     for parameter in module._parameters.values():

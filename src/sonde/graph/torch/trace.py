@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
+from sonde._signals import is_from_handler
 from sonde.graph.model import merge_ports, node_id
 from sonde.graph.torch.origins import NOTHING, Book, Frame, Origin, Origins
 from sonde.record import GraphNode, NodeKind, Port
@@ -216,6 +217,8 @@ class Mode(TorchDispatchMode):
             try:
                 trace.operation(func, args, kwargs, result)
             except Exception as error:
+                if is_from_handler(error):
+                    raise
                 self._trace = None
                 self._failed(error)
         return result

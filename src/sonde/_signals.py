@@ -1,0 +1,82 @@
+"""Waiting and waking that a signal cannot break.
+
+Ctrl-C raises `KeyboardInterrupt` between any two instructions of Python. `threading.Event`,
+`Condition` and `queue.Queue` are written in Python: an interrupt just after they take their lock
+leaves it taken, and the next call waits forever. So does `Thread.join`, and `is_alive` may take a
+living thread for a dead one. What is here takes no lock in Python at all: it is
+made of `SimpleQueue` and `deque`, whose operations are single instructions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections import deque
+from queue import Empty, SimpleQueue
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+
+class Gate:
+    """Opens once, and stays open. Any thread may open it or wait for it."""
+
+    __slots__ = ("_waiting", "is_open")
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._waiting: deque[SimpleQueue[None]] = deque()
+
+    def open(self) -> None:
+        self.is_open = True
+        for one in list(self._waiting):
+            one.put(None)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it is open; false if it is not after `timeout_s`."""
+        mine: SimpleQueue[None] = SimpleQueue()
+        self._waiting.append(mine)
+        if not self.is_open and timeout_s > 0:
+            with contextlib.suppress(Empty):
+                mine.get(timeout=timeout_s)
+        return self.is_open
+
+
+class Bell:
+    """Wakes the one thread that waits for it, or the next wait if none does."""
+
+    __slots__ = ("_rung",)
+
+    def __init__(self) -> None:
+        self._rung: SimpleQueue[None] = SimpleQueue()
+
+    def ring(self) -> None:
+        """Say that something has changed. Change it first."""
+        if self._rung.empty():
+            self._rung.put(None)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until it rings, for at most `timeout_s`."""
+        try:
+            self._rung.get(timeout=max(timeout_s, 0.0))
+            while True:
+                self._rung.get_nowait()
+        except Empty:
+            return
+
+
+def is_from_handler(error: BaseException) -> bool:
+    """Whether a signal handler has raised the error: it then belongs to whoever set the handler,
+    whatever code the signal has interrupted."""
+    codes: set[CodeType | None] = set()
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        if callable(handler):
+            is_function = isinstance(handler, FunctionType | MethodType)
+            called = handler if is_function else handler.__call__
+            codes.add(getattr(called, "__code__", None))
+    at = error.__traceback__
+    while at is not None:
+        if at.tb_frame.f_code in codes:
+            return True
+        at = at.tb_next
+    return False
