@@ -125,6 +125,8 @@ def ask(run: Run, label: str) -> dict[str, float]:
         "q2 one step, 6 statistics": lambda: run.stats(steps=last // 2),
         "q3 heatmap of one statistic": lambda: run.stats(stat="rms"),
         "q3 heatmap of one statistic, SQL": lambda: run.sql(heatmap, frame="arrow"),
+        "rms of 120,000 sketches": lambda: run.stats(stat="rms", steps=(0, 120_000 // SITES - 1)),
+        "p99 of 120,000 sketches": lambda: run.stats(stat="p99", steps=(0, 120_000 // SITES - 1)),
         "one histogram": lambda: run.histogram(name, step=last // 2),
         "run.info": lambda: run.info,
     }

@@ -12,9 +12,9 @@ from sonde.sketch.model import Exponents as Exponents
 from sonde.sketch.model import Histogram as Histogram
 from sonde.sketch.model import Sketch as Sketch
 from sonde.sketch.model import row as row
+from sonde.sketch.staircase import quantiles as quantiles
 from sonde.sketch.statistics import NAMES as STATISTICS
 from sonde.sketch.statistics import needs_bins as needs_bins
-from sonde.sketch.statistics import quantiles as quantiles
 from sonde.sketch.statistics import statistic as statistic
 
 __all__ = [

@@ -7,7 +7,7 @@ counted (`nans`, `infs`) and otherwise left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -15,12 +15,9 @@ from numpy.typing import NDArray
 
 from sonde.record import COUNTS, EXTREMA, N_BINS, SUMS, Sketches
 from sonde.sketch import bins as _bins
-from sonde.sketch.columns import cut
+from sonde.sketch.staircase import quantiles
 
 Statistic = Callable[[Sketches], NDArray[np.float64]]
-
-_ROWS_AT_ONCE: Final = 1024
-"""Rows made dense together: 16 MiB of bins."""
 
 
 def statistic(name: str) -> Statistic:
@@ -43,15 +40,6 @@ def needs_bins(name: str) -> bool:
     return name not in _STATISTICS or name == "rm8"
 
 
-def quantiles(s: Sketches, q: Sequence[float]) -> NDArray[np.float64]:
-    """Quantiles of each sketch, one row per sketch. Off by less than a bin: at most 25 %."""
-    result = np.full((len(s), len(q)), np.nan)
-    for first, dense in _dense_blocks(s):
-        for i, row in enumerate(dense, start=first):
-            result[i] = _bins.quantiles(row, known(s, i), q)
-    return result
-
-
 def known(s: Sketches, i: int) -> _bins.Known:
     """What row `i` knows of its values besides their bins."""
     _, zeros, _, pos_infs, neg_infs, _ = s.counts[i].tolist()
@@ -65,14 +53,6 @@ def dense(s: Sketches) -> NDArray[np.int64]:
     rows = np.repeat(np.arange(len(s)), np.diff(s.offsets))
     table[rows, s.bin_ids] = s.bin_counts
     return table
-
-
-def _dense_blocks(s: Sketches) -> list[tuple[int, NDArray[np.int64]]]:
-    """Dense bins in blocks that fit in memory, each with the index of its first row."""
-    return [
-        (first, dense(cut(s, first, min(first + _ROWS_AT_ONCE, len(s)))))
-        for first in range(0, len(s), _ROWS_AT_ONCE)
-    ]
 
 
 def _quantile_of(name: str) -> float | None:

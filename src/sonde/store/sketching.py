@@ -34,20 +34,32 @@ def from_rows(rows: pa.Table) -> Sketches:
         _matrix(rows, SUMS, np.float64),
         _matrix(rows, EXTREMA, np.float64),
         offsets,
-        ids.astype(np.int16),
-        bin_counts.astype(np.int64),
+        ids.astype(np.int16, copy=False),
+        bin_counts.astype(np.int64, copy=False),
     )
 
 
 def merge_by(rows: pa.Table, columns: Sequence[str]) -> tuple[list[Key], Sketches]:
     """One sketch per distinct value of the columns, in order of first occurrence."""
-    groups, keys = _groups(rows, columns)
-    return keys, merge_groups(from_rows(rows), groups, len(keys))
-
-
-def _groups(rows: pa.Table, columns: Sequence[str]) -> tuple[NDArray[np.int64], list[Key]]:
+    found, sketches = merge_rows(rows, columns)
     if not columns:
-        return np.zeros(rows.num_rows, np.int64), [()]
+        return [()], sketches
+    return list(zip(*(found[c].to_pylist() for c in columns), strict=True)), sketches
+
+
+def merge_rows(rows: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Sketches]:
+    """The distinct values of the columns in order of first occurrence, and a sketch for each."""
+    groups, firsts = _groups(rows, columns)
+    found = rows.select(list(columns)).take(pa.array(firsts))
+    if len(firsts) == rows.num_rows and columns:
+        return found, from_rows(rows)  # nothing to merge: each row is its own group, in order
+    return found, merge_groups(from_rows(rows), groups, len(firsts))
+
+
+def _groups(rows: pa.Table, columns: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For each row the number of its group, and of each group the first row."""
+    if not columns:
+        return np.zeros(rows.num_rows, np.int64), np.zeros(1, np.int64)
     combined = np.zeros(rows.num_rows, np.int64)
     for column in columns:
         encoded = _whole(rows, column).combine_chunks().dictionary_encode()
@@ -57,9 +69,7 @@ def _groups(rows: pa.Table, columns: Sequence[str]) -> tuple[NDArray[np.int64], 
     _, first, groups = np.unique(combined, return_index=True, return_inverse=True)
     rank = np.empty(len(first), np.int64)
     rank[np.argsort(first)] = np.arange(len(first))
-    picked = rows.select(list(columns)).take(np.sort(first))
-    keys = list(zip(*(picked[c].to_pylist() for c in columns), strict=True))
-    return rank[groups], keys
+    return rank[groups], np.sort(first)
 
 
 def _whole(rows: pa.Table, column: str) -> pa.ChunkedArray:

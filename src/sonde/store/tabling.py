@@ -183,10 +183,10 @@ def _from_bins(
         rows = run._ask(query + part.where, part.parameters)
         if rows.num_rows == 0:
             continue
-        keys, merged = sketching.merge_by(rows, key)
-        columns = {c: [k[i] for k in keys] for i, c in enumerate(key)}
-        values = {name: statistic(name)(merged) for name in names}
-        parts.append(pa.table({**columns, **values}))
+        found, merged = sketching.merge_rows(rows, key)
+        for name in names:
+            found = found.append_column(name, pa.array(statistic(name)(merged)))
+        parts.append(found)
     if parts:
         return pa.concat_tables(parts)
     types = {"step": pa.int64(), "attempt": pa.int32()}
