@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from sonde._errors import SondeError
-from sonde.record import FINAL, KINDS, STAGES, Site
+from sonde.record import FINAL, KINDS, PARAMETER_KINDS, STAGES, Site
 from sonde.store import patterns
 
 Kinds = str | Sequence[str] | None
@@ -38,31 +38,34 @@ class Catalogue:
         return {site.name: i for i, site in enumerate(self.sites)}
 
     def select(
-        self, pattern: str = "*", kind: Kinds = None, stage: str | None = FINAL
+        self,
+        pattern: str = "*",
+        kind: Kinds = None,
+        stage: str | None = FINAL,
+        missing: str = "error",
     ) -> list[Site]:
         """Sites whose path matches a glob (`*` also spans dots) or `re:...`, of the given kinds.
 
-        The path of a parameter is its full name (`fc.weight`), of all others the module's path. If
-        no path matches, modules are tried: `fc` with kind `param` finds what `fc` owns. Raises if
-        the pattern is a plain path that the run does not know at all.
+        The path of a parameter, and of all that belongs to it, is its full name (`fc.weight`), of
+        all others the module's path. If no path matches, modules are tried: `fc` with kind `param`
+        finds what `fc` owns. A pattern that matches no site of any kind is an error unless
+        `missing` is "ok", or the run has no site yet.
         """
         kinds = self.kinds(kind)
         check_stage(stage)
+        check_missing(missing)
         of_kind = [
             site
             for site in self.sites
             if (kinds is None or site.kind in kinds)
             and (stage in {None, site.stage} or _is_asked_for(site, stage, pattern))
         ]
-        paths = patterns.select(pattern, [site.path for site in of_kind])
-        unstaged = patterns.select(pattern, [_unstaged(site) for site in of_kind])
-        found = [site for site, *meant in zip(of_kind, paths, unstaged, strict=True) if any(meant)]
-        if not found:
-            modules = patterns.select(pattern, [site.module for site in of_kind])
-            found = [site for site, is_meant in zip(of_kind, modules, strict=True) if is_meant]
-        is_known = any(pattern in {s.path, s.module} for s in self.sites)
-        if self.sites and not (found or is_known or patterns.is_pattern(pattern)):
-            raise SondeError(f"There is no site `{pattern}` in this run.{self._nearest(pattern)}")
+        found = _meant(pattern, of_kind)
+        if not found and self.sites and missing == "error" and not _meant(pattern, self.sites):
+            raise SondeError(
+                f"There is no site `{pattern}` in this run.{self._nearest(pattern)} "
+                '`missing="ok"` gives an empty answer instead.'
+            )
         return found
 
     def kinds(self, kind: Kinds) -> frozenset[str] | None:
@@ -91,7 +94,7 @@ class Catalogue:
         exact = self.by_name.get(site)
         if exact is not None and (kinds is None or exact.kind in kinds):
             return exact
-        here = [s for s in self.sites if site in {s.path, s.module, _unstaged(s)}]
+        here = [s for s in self.sites if site in {s.path, s.module, _owner(s)}]
         found = [
             s
             for s in here
@@ -131,9 +134,51 @@ def _is_asked_for(site: Site, stage: str | None, name: str) -> bool:
     return stage == FINAL and site.stage != FINAL and site.path == name
 
 
-def _unstaged(site: Site) -> str:
-    """The site's path, as that of its last stage."""
-    return site.path if site.stage == FINAL else site.path.removesuffix(f"/{site.stage}")
+def check_missing(missing: str) -> None:
+    """Raise if it is not a way to treat a pattern that matches nothing."""
+    if missing not in {"error", "ok"}:
+        raise SondeError(f"`missing` must be 'error' or 'ok', got {missing!r}.")
+
+
+def names_meant(pattern: str, known: Sequence[str], what: str, missing: str) -> list[str]:
+    """The names that a pattern stands for; metrics also by what follows a `/` in their name.
+
+    None of several is an error unless `missing` is "ok".
+    """
+    check_missing(missing)
+    found = patterns.select(pattern, known)
+    if what == "metric" and not any(found):
+        found = [any(patterns.select(pattern, _endings(name))) for name in known]
+    meant = [name for name, is_meant in zip(known, found, strict=True) if is_meant]
+    if not meant and known and missing == "error":
+        near = patterns.nearest(pattern, known) or list(known)
+        raise SondeError(
+            f"There is no {what} `{pattern}` in this run. It has: {_listed(near)}. "
+            '`missing="ok"` gives an empty answer instead.'
+        )
+    return meant
+
+
+def _endings(name: str) -> list[str]:
+    parts = name.split("/")[-8:]
+    return ["/".join(parts[i:]) for i in range(1, len(parts))]
+
+
+def _meant(pattern: str, sites: Sequence[Site]) -> list[Site]:
+    """The sites whose path a pattern stands for; if there is none, those of such modules."""
+    paths = patterns.select(pattern, [site.path for site in sites])
+    owners = patterns.select(pattern, [_owner(site) for site in sites])
+    found = [site for site, *is_meant in zip(sites, paths, owners, strict=True) if any(is_meant)]
+    if found:
+        return found
+    modules = patterns.select(pattern, [site.module for site in sites])
+    return [site for site, is_meant in zip(sites, modules, strict=True) if is_meant]
+
+
+def _owner(site: Site) -> str:
+    """The full name of the parameter that a site belongs to, whatever the state or the stage: that
+    of `fc.weight/exp_avg` is `fc.weight`. Of all other kinds the path."""
+    return site.path.partition("/")[0] if site.kind in PARAMETER_KINDS else site.path
 
 
 def _listed(names: Iterable[str], limit: int = 8) -> str:

@@ -47,7 +47,8 @@ def open_run(
 
     Args:
         path: The run directory; `<folder>/latest` is the newest run in the folder.
-        frame: "pandas" or "arrow": what tables come as. By default pandas if it is installed.
+        frame: "pandas", "polars" or "arrow": what tables come as. By default pandas if it is
+            installed.
         locked: For SQL that comes from somebody else: it can read this run and nothing else.
         limits: What a question may use: memory, threads, the size of its answer.
 
@@ -156,15 +157,19 @@ class Run:
         phase: str | None = None,
         rank: int | None = None,
         all_attempts: bool = False,
+        missing: str = "error",
         frame: str | None = None,
     ) -> Frame:
         """Logged numbers, one row per step: `step, phase, name, value`.
 
-        `name` is exact or a glob. Of a number that several ranks logged, the lowest rank's counts
+        `name` is exact, a glob or `re:...`; one that no scalar of the run has is an error, unless
+        `missing` is "ok". Of a number that several ranks logged, the lowest rank's counts
         unless `rank` is given. `all_attempts` adds the column `attempt` and shows replaced rows
         too.
         """
-        return self._numbers("scalars", name, None, steps, phase, rank, all_attempts, frame)
+        return self._numbers(
+            "scalars", name, None, steps, phase, rank, all_attempts, missing, frame
+        )
 
     @careful
     def metrics(
@@ -176,10 +181,16 @@ class Run:
         phase: str | None = None,
         rank: int | None = None,
         all_attempts: bool = False,
+        missing: str = "error",
         frame: str | None = None,
     ) -> Frame:
-        """Metrics of modules: `step, phase, module, name, value`. Arguments as for `scalars`."""
-        return self._numbers("metrics", name, module, steps, phase, rank, all_attempts, frame)
+        """Metrics of modules: `step, phase, module, name, value`. Arguments as for `scalars`.
+
+        What follows a `/` in a name stands for it too: `dist` finds `output_difference/dist`.
+        """
+        return self._numbers(
+            "metrics", name, module, steps, phase, rank, all_attempts, missing, frame
+        )
 
     def to_hdf5(self, path: str | os.PathLike[str]) -> int:
         """Write scalars and metrics to an HDF5 file, a group for each; how many there are."""
@@ -199,6 +210,7 @@ class Run:
         *,
         stage: str | None = FINAL,
         all_attempts: bool = False,
+        missing: str = "error",
         frame: str | None = None,
     ) -> Frame:
         """Statistics of sites, one row per step and site, ordered by step.
@@ -217,7 +229,9 @@ class Run:
             stage: `before_clip` for gradients before clipping; `final` is as the optimizer used
                 them; None for both.
             all_attempts: Show rows that a resumed run has replaced, with the column `attempt`.
-            frame: "pandas" or "arrow".
+            missing: "ok" for an empty answer where the pattern matches no site of the run, which
+                is an error otherwise.
+            frame: "pandas", "polars" or "arrow".
         """
         table = tabling.statistics(
             self,
@@ -229,6 +243,7 @@ class Run:
             rank=rank,
             all_attempts=all_attempts,
             stage=stage,
+            missing=missing,
         )
         return self._framed(table, frame)
 
@@ -288,6 +303,7 @@ class Run:
         rank: int | None = ...,
         *,
         by: None = ...,
+        missing: str = ...,
         stage: str | None = ...,
     ) -> Sketch: ...
 
@@ -301,6 +317,7 @@ class Run:
         rank: int | None = ...,
         *,
         by: str | Sequence[str],
+        missing: str = ...,
         stage: str | None = ...,
     ) -> dict[Any, Sketch]: ...
 
@@ -314,6 +331,7 @@ class Run:
         *,
         by: str | Sequence[str] | None = None,
         stage: str | None = FINAL,
+        missing: str = "error",
     ) -> Sketch | dict[Any, Sketch]:
         """Everything that matches as one sketch; with `by`, one sketch per step, site, rank, ...
 
@@ -321,12 +339,12 @@ class Run:
             run.merge("h.*.mlp", kind="output", by="step")           # {step: Sketch}
             run.merge(kind="param_grad", by=("module", "rank"))      # {(module, rank): Sketch}
 
-        `by` takes `step`, `phase`, `name`, `module`, `kind`, `call`, `slot` and `rank`. `stage` as
-        in `stats`.
+        `by` takes `step`, `phase`, `name`, `module`, `kind`, `call`, `slot` and `rank`. `stage` and
+        `missing` as in `stats`.
         """
         columns = tabling.check_by(by)
         chosen = Selection(["not replaced"]).equal("phase", phase).equal("rank", rank).steps(steps)
-        tabling.of_sites(chosen, self.catalogue(), site_pattern, kind, stage)
+        tabling.of_sites(chosen, self.catalogue(), site_pattern, kind, stage, missing)
         keys, merged = self._merge(chosen, columns)
         if by is None:
             return row(merged, 0) if keys else Sketch.empty()
@@ -460,11 +478,11 @@ class Run:
         phase: str | None,
         rank: int | None,
         all_attempts: bool,
+        missing: str,
         frame: str | None,
     ) -> Frame:
         chosen = Selection().equal("phase", phase).steps(steps)
-        for column, pattern in (("name", name), ("module", module)):
-            if pattern is not None:
-                chosen.add(f"({column} = ? or {column} glob ?)", pattern, pattern)
+        wanted = {"name": name} if view == "scalars" else {"name": name, "module": module}
+        tabling.of_numbers(self, chosen, view, wanted, missing)
         table = tabling.numbers(self, view, chosen, rank=rank, all_attempts=all_attempts)
         return self._framed(table, frame)

@@ -14,7 +14,7 @@ from sonde.record import COUNTS, FINAL, Site, Sketches
 from sonde.sketch import Sketch, concatenate, needs_bins, row, statistic
 from sonde.sketch.columns import empty, merge_groups
 from sonde.store import queries, sketching
-from sonde.store.catalogue import Catalogue, Kinds, check_stage
+from sonde.store.catalogue import Catalogue, Kinds, check_missing, check_stage, names_meant
 from sonde.store.selection import Selection
 
 DEFAULT_STATS: Final = ("mean", "std", "rms", "max_abs", "sparsity", "nonfinite")
@@ -56,7 +56,12 @@ def check_by(by: str | Sequence[str] | None) -> list[str]:
 
 
 def of_sites(
-    chosen: Selection, catalogue: Catalogue, pattern: str, kind: Kinds, stage: str | None = FINAL
+    chosen: Selection,
+    catalogue: Catalogue,
+    pattern: str,
+    kind: Kinds,
+    stage: str | None = FINAL,
+    missing: str = "error",
 ) -> Selection:
     """Only the sites that match."""
     if pattern == "*":
@@ -64,7 +69,8 @@ def of_sites(
         kinds = catalogue.kinds(kind)
         chosen.one_of("kind", None if kinds is None else sorted(kinds))
         return chosen.equal(f"({queries.STAGE})", stage)
-    return chosen.one_of("name", [site.name for site in catalogue.select(pattern, kind, stage)])
+    sites = catalogue.select(pattern, kind, stage, missing)
+    return chosen.one_of("name", [site.name for site in sites])
 
 
 def statistics(
@@ -78,10 +84,11 @@ def statistics(
     rank: int | None,
     all_attempts: bool,
     stage: str | None = FINAL,
+    missing: str = "error",
 ) -> pa.Table:
     """The answer of `Run.stats`."""
     names = check_stats(stat)
-    chosen = of_sites(selection.equal("rank", rank), catalogue, pattern, kind, stage)
+    chosen = of_sites(selection.equal("rank", rank), catalogue, pattern, kind, stage, missing)
     key = [*queries.KEY, *(["attempt"] if all_attempts else [])]
     if rank is None and not all_attempts and not any(needs_bins(name) for name in names):
         return _with_sites(_from_view(run, chosen, names), catalogue, names, all_attempts)
@@ -119,6 +126,25 @@ def _no_such_step(run: Askable, site: Site, step: int, chosen: Selection) -> str
         return f"`{site.name}` has no record in that phase and rank."
     shown = ", ".join(str(s) for s in sorted(near))
     return f"`{site.name}` has no record at step {step}. The nearest steps are: {shown}."
+
+
+def of_numbers(
+    run: Askable,
+    chosen: Selection,
+    view: str,
+    wanted: Mapping[str, str | None],
+    missing: str,
+) -> Selection:
+    """Only the numbers whose columns match the patterns."""
+    for column, pattern in wanted.items():
+        if pattern is None:
+            check_missing(missing)
+            continue
+        known = run._ask(f"select distinct {column} from {view} order by all")[column].to_pylist()
+        what = column if column == "module" else view.removesuffix("s")
+        meant = names_meant(pattern, [str(n) for n in known], what, missing)
+        chosen.one_of(column, meant)
+    return chosen
 
 
 def numbers(

@@ -110,7 +110,7 @@ def _train(
     if watched.path is None:
         raise SondeError("SONDE=off is set, so nothing can be checked.")
     with open_run(watched.path, frame="arrow") as run:
-        rows = run.metrics("rcc/*", steps=steps).to_pylist()
+        rows = run.metrics("rcc/*", steps=steps, missing="ok").to_pylist()
     order = {path: i for i, path in enumerate(sizes)}
     found: dict[tuple[str, Term], float] = {}
     for row in sorted(rows, key=lambda r: order.get(r["module"], 0)):
