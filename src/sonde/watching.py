@@ -446,6 +446,7 @@ class Watch:
             overhead["left_out_steps"] = self._budget.left_out
         self._writer.set_info(
             overhead=overhead,
+            memory=capture.recorder.memory,
             recorded_steps=capture.recorded_steps,
             dropped_steps=capture.dropped_steps,
             step=capture.step,

@@ -2,16 +2,16 @@
 
 import threading
 from contextlib import nullcontext
+from dataclasses import fields
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from sonde.capture import drain as draining
 from sonde.capture.drain import Drain, End, Part
 from sonde.capture.rows import Window
-from sonde.capture.torch.cuda import _CudaRows
+from sonde.capture.torch.places import NoRoom, PlacedRows, Places
 from sonde.kernels import row
 from sonde.sketch import take
 
@@ -97,16 +97,60 @@ def test_without_being_woken_it_goes_on_after_its_rest(memory, monkeypatch):
     drain.close("finished", SOON_S)
 
 
-@pytest.mark.parametrize(("row_index", "is_there"), [(255, True), (256, False)])
-def test_a_place_for_rows_of_a_gpu_is_free_again_whether_it_could_be_read_or_not(
-    row_index, is_there
-):
-    """Of the memory that they are brought to; here nobody has to wait until they are there."""
-    table = row.new_table(512)  # it once held more
+def packed(table):
+    """Rows as the kernel writes them into a place, with some room behind them."""
+    heads, bins = table[:, : row.HEADER].copy(), []
+    for head, counts in zip(heads, table[:, row.HEADER :], strict=True):
+        held = np.flatnonzero(counts)
+        head[13:15] = len(held), len(bins)
+        bins += (counts[held] << 11 | held).tolist()
+    return np.concatenate([heads.ravel(), np.array(bins, np.int64), np.full(9, -1)])
+
+
+def filled_table(n_rows):
+    table, rng = row.new_table(n_rows), np.random.default_rng(0)
+    for i in range(n_rows):
+        held = rng.choice(2048, size=3 * i, replace=False)
+        table[i, row.HEADER + held] = rng.integers(1, 1 << 50, size=3 * i)
+        table[i, :10] = rng.integers(1, 1 << 40, size=10)
+    return table
+
+
+def place_with(words, *, is_busy=True):
+    """Nobody has to wait here until rows are there."""
     arrived = SimpleNamespace(synchronize=lambda: None)
-    memory = torch.from_numpy(table).flatten().view(torch.uint8)
-    place = SimpleNamespace(arrived=arrived, memory=memory, is_busy=True)
-    rows = _CudaRows(place, 256 * row.ROW_BYTES, can_wait=True)
-    with nullcontext() if is_there else pytest.raises(ValueError, match="between 0 and 255"):
-        assert len(rows.sketches(np.array([3, row_index])).counts) == 2
+    memory = SimpleNamespace(view=lambda: memoryview(words).cast("B"), nbytes=words.nbytes)
+    return SimpleNamespace(arrived=arrived, memory=memory, is_busy=is_busy)
+
+
+@pytest.fixture
+def places():
+    made = Places(SimpleNamespace(), slice_rows=16)
+    made.rows = 32
+    return made
+
+
+def test_packed_rows_of_a_gpu_are_what_they_were(places):
+    table = filled_table(20)
+    rows = np.array([3, 17, 0, 3, 16, 11])  # from 16 on those for CUDA graphs, behind 12 others
+    place = place_with(packed(np.concatenate([table[:12], table[16:]])))
+    mine = PlacedRows(places, place, used=12, n_rows=16).sketches(rows)
+    its = take(row.unpack(table), rows)
+    for column in fields(its):
+        found, wanted = getattr(mine, column.name), getattr(its, column.name)
+        assert found.dtype == wanted.dtype
+        assert np.array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_place_for_rows_of_a_gpu_is_free_again_whether_it_could_be_read_or_not(places, fits):
+    words = packed(filled_table(8))
+    if not fits:
+        words[5 * row.HEADER + 14] = -1
+    place = place_with(words)
+    places.is_sliced = True
+    before = places._bytes
+    with nullcontext() if fits else pytest.raises(NoRoom, match="later steps have twice as much"):
+        PlacedRows(places, place, used=8, n_rows=8).sketches(np.array([3, 5]))
     assert not place.is_busy
+    assert places._bytes == (before if fits else 2 * before)

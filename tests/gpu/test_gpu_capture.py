@@ -172,7 +172,12 @@ def test_several_tensors_are_read_by_one_launch(lengths):
     for rows in (table, host):
         rows.ensure(len(tensors))
     given = [
-        (str(x.dtype).split(".")[1], x.data_ptr(), len(x), table._bases[0] + i * row.ROW_BYTES)
+        (
+            str(x.dtype).split(".")[1],
+            x.data_ptr(),
+            len(x),
+            table._pages.bases[0] + i * row.ROW_BYTES,
+        )
         for i, x in enumerate(tensors)
     ]
     table._kernel.several(given, stream=torch.cuda.current_stream().cuda_stream)
@@ -438,3 +443,73 @@ def test_training_is_the_same_bit_by_bit(model, tmp_path):
     sonde.unwatch(model)
     assert torch.equal(ends[0][0], ends[1][0])
     assert all(torch.equal(a, b) for a, b in zip(ends[0][1], ends[1][1], strict=True))
+
+
+def linears(n, width=16):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(n))).to(DEVICE)
+    for linear in model:
+        nn.init.orthogonal_(linear.weight)
+    return model
+
+
+def test_a_step_of_more_sites_than_rows_is_recorded_whole(watching):
+    model = linears(400)
+    optimizer = adam(model, fused=True)
+    watch, memory = watching(model, optimizer, log="default")
+    x = batch(0)
+    step(model, optimizer, x)
+    watch.flush()
+    wanted = expected(model, optimizer, x)
+    step(model, optimizer, x)
+    watch.close()
+    assert memory.counted("sliced")
+    assert not memory.counted("dropped")
+    assert not memory.counted("record_lost")
+    assert len(wanted) > table_for(torch.device(DEVICE)).slice_rows
+    assert_equal(memory, 1, wanted)
+
+
+def in_use():
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def test_memory_of_the_device_does_not_grow_with_modules_and_is_given_back(watching):
+    model = linears(2000)
+    optimizer = adam(model, foreach=True)
+    x = batch(0)
+    for _ in range(3):
+        step(model, optimizer, x)
+    watching(linears(1), log="default")[0].close()  # what is loaded once
+    before = in_use()
+    watch, memory = watching(model, optimizer, log="default")
+    most = before
+    for _ in range(4):
+        step(model, optimizer, x)
+        most = max(most, in_use())
+    assert watch._session.capture.recorder.memory["device_bytes"] < 50e6
+    watch.close()
+    assert not memory.counted("failed")
+    assert (most - before) / 2000 < 50e3
+    assert in_use() - before < 32e6
+
+
+def test_a_graph_that_outlives_its_watch_writes_nowhere_else(watching, model):
+    optimizer = adam(model)
+    watch, _ = watching(model, optimizer)
+    warm_up(model, optimizer)
+    static = batch(0).clone()
+    graph = torch.cuda.CUDAGraph()
+    optimizer.zero_grad(set_to_none=True)
+    with torch.cuda.graph(graph):
+        model(static).square().mean().backward()
+    graph.replay()
+    watch.close()
+    torch.cuda.empty_cache()
+    others = [torch.full((1 << 20,), 7, device=DEVICE) for _ in range(16)]
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert all(bool((x == 7).all()) for x in others)

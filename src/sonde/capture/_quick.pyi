@@ -19,8 +19,7 @@ def pick(
 
 class Row:
     def __init__(self, index: int, window: int, /) -> None: ...
-    @property
-    def index(self) -> int: ...
+    index: int
     window: int
     events: int
     shared: bool
@@ -32,6 +31,8 @@ class Book:
     def count(self) -> int: ...
     @property
     def has_shared(self) -> bool: ...
+    next: int
+    limit: int
     threads: int
     def on_host(self, add: int, /) -> None: ...
     def on_cuda(

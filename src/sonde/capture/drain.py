@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -32,6 +33,9 @@ _LOG = logging.getLogger("sonde")
 
 _REST_S: Final = 0.1
 """The longest rest: how old a record may get besides."""
+
+_MOST_LAYOUTS: Final = 512
+"""Windows of a step of which the layout is kept."""
 
 Number = Callable[[], float]
 """A number that may not have arrived from its device yet; calling it waits."""
@@ -114,7 +118,7 @@ class Drain:
         self._done_bytes = 0
         self._held: dict[tuple[int, str], list[tuple[NDArray[np.int32], Sketches]]] = {}
         self._declared: list[SiteInfo] = []
-        self._layout: _Layout | None = None
+        self._layouts: deque[_Layout] = deque(maxlen=_MOST_LAYOUTS)
         self._hurry = Bell()
         self._has_started = False
         self._drained = Gate()
@@ -243,11 +247,21 @@ class Drain:
             if self.norms is not None:
                 self.norms.declare(part.sites)
             self._each(lambda s: s.sites(part.sites))
-        layout = self._layout
-        if layout is None or not layout.fits(part.window):
-            layout = self._layout = _Layout(part.window)
+        layout = self._layout_of(part.window)
         for phase, ids, sketches in layout.assemble(part.filled):
             self._held.setdefault((part.steps[phase], phase), []).append((ids, sketches))
+
+    def _layout_of(self, window: Window) -> _Layout:
+        """The layout of a window: windows of a step follow each other as in the step before, so
+        most of the time it is the first that is tried."""
+        sign = _sign(window)
+        for _ in range(len(self._layouts)):
+            self._layouts.rotate(-1)
+            if self._layouts[-1].sign == sign:
+                return self._layouts[-1]
+        layout = _Layout(window, sign)
+        self._layouts.append(layout)
+        return layout
 
     def _release(self, step: int, phase: str, *, dropped: bool) -> None:
         parts = self._held.pop((step, phase), None)
@@ -290,31 +304,30 @@ def _tell_graph(sink: Sink, part: GraphPart) -> None:
         take_graph(part)
 
 
+_Sign = tuple[object, ...]
+
+
 class _Layout:
-    """Whose rows a window has, and where: most of the time the same as the last one's.
+    """Whose rows a window has, and where: most of the time the same as in the step before.
 
     Runs while training runs: so without a loop in Python, which would keep it waiting.
     """
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: Window, sign: _Sign) -> None:
         pieces = [_piece(phase, touched) for phase, touched in window.touched.items()]
         pieces += [
-            _Piece(group.phase, group.ids[sites], group.indices[sites], None)
-            for group, sites in window.groups
+            _Piece(group.phase, group.ids[sites], first + group.offsets[sites], None)
+            for group, sites, first in window.groups
         ]
         if window.booked:
             pieces.append(_booked(window.booked))
-        self._sign = _sign(window)
+        self.sign = sign
         self._pieces = pieces
         self._rows = np.concatenate([p.rows for p in pieces])
         ids = np.concatenate([p.ids for p in pieces])
         self._ids = ids if len(np.unique(ids)) == len(ids) else None
         if len({p.phase for p in pieces}) > 1 or any(p.groups is not None for p in pieces):
             self._ids = None
-
-    def fits(self, window: Window) -> bool:
-        """Whether it is that window's, too."""
-        return self._sign == _sign(window)
 
     def assemble(self, filled: Filled) -> list[tuple[str, NDArray[np.int32], Sketches]]:
         """Per phase, one sketch for each touched site: its only row, or the merge of its rows."""
@@ -332,9 +345,9 @@ class _Layout:
         return found
 
 
-def _sign(window: Window) -> tuple[object, ...]:
-    """What a layout depends on, to be compared. (A group keeps its sites and rows.)"""
-    groups = [(group, sites.tobytes()) for group, sites in window.groups]
+def _sign(window: Window) -> _Sign:
+    """What a layout depends on, to be compared. (A group keeps its sites.)"""
+    groups = [(group, sites.tobytes(), first) for group, sites, first in window.groups]
     return window.booked, window.touched, groups
 
 
@@ -367,5 +380,9 @@ def _piece(phase: str, touched: Sequence[tuple[int, list[int]]]) -> _Piece:
 def _merge(
     parts: Sequence[tuple[NDArray[np.int32], Sketches]],
 ) -> tuple[NDArray[np.int32], Sketches]:
-    ids, groups = np.unique(np.concatenate([i for i, _ in parts]), return_inverse=True)
-    return ids, merge_groups(concatenate([s for _, s in parts]), groups, len(ids))
+    all_ids = np.concatenate([i for i, _ in parts])
+    all_sketches = concatenate([s for _, s in parts])
+    ids, groups = np.unique(all_ids, return_inverse=True)
+    if len(ids) == len(all_ids):  # windows of one step, without a site in two of them
+        return all_ids, all_sketches
+    return ids, merge_groups(all_sketches, groups, len(ids))

@@ -6,7 +6,8 @@ that in one call and few cache lines; whatever is unusual or doubtful it leaves 
 has changed anything. Where there is no extension (an install without a compiler), or no way for it
 to ask tensors what they are, everything goes through Python.
 
-    Row        a row of a table: in which window it was opened, how often it was added to
+    Row        a row of a table: in which window it was opened, at which index, how often it was
+               added to
     Book       the rows of a device: where they lie, and which sites were added to which
     Place      where the tensors of a spot go: its row in a book, or rows of others
     Seen       a tensor met in a pass: the row that holds it, the hook on its gradient
@@ -34,7 +35,9 @@ to ask tensors what they are, everything goes through Python.
         What a dict of dicts holds, whose keys are these very objects, if the value of each is made
         like this: how many entries, and the keys of those of a type. None if it is not.
 
-A book notes pairs of a site's id and a row's index; `turn` gives those of the window that ends.
+A book notes pairs of a site's id and a row's index; `turn` gives those of the window that ends. It
+gives out rows in order, `next` is the next one, up to its `limit`: what comes then is left to
+Python. A `Seen` has no row any more once that is in another window than when it was noted.
 """
 
 from __future__ import annotations
@@ -148,13 +151,24 @@ if not TYPE_CHECKING and not AVAILABLE:
     class Seen:
         """A tensor met in a pass: the row that holds it, the hook on its gradient."""
 
-        __slots__ = ("grad", "ref", "row", "version")
+        __slots__ = ("_row", "_window", "grad", "ref", "version")
 
         def __init__(self, x: Any, version: int) -> None:
             self.ref = ref(x)
             self.version = version
-            self.row: Row | None = None
+            self.row = None
             self.grad: GradHook | None = None
+
+        @property
+        def row(self) -> Row | None:
+            """The row that holds the tensor, None once it is in a later window."""
+            row = self._row
+            return None if row is None or row.window != self._window else row
+
+        @row.setter
+        def row(self, row: Row | None) -> None:
+            self._row = row
+            self._window = -1 if row is None else row.window
 
     class GradHook:
         """Tensor hook: one per tensor, for all the spots at which that tensor was seen."""

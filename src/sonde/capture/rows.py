@@ -6,6 +6,10 @@ parent returns, the input of the next layer) is not read again: the spot points 
 holds it. A row to which somebody else points is closed; what comes next opens a new one. So a
 spot's record is the merge of the rows it points to, exactly, and each tensor is read once.
 
+A table has a fixed number of rows, whatever the size of the model. They are given out in order,
+anew in each window; when none is left in the middle of a step, the window ends there, and the step
+has one more. So rows take as much memory for ten thousand sites as for a thousand.
+
 Nothing here knows a framework. Not thread-safe: the owner serialises.
 """
 
@@ -23,6 +27,9 @@ from sonde.record import Kind, Site, Sketches
 QUICK_PHASE: Final = "train"
 """The phase of all that takes the quick path."""
 
+_MOST_FIXED: Final = 1 << 16
+"""Rows of a device that are the same in every window, 1 GiB."""
+
 
 class Table(Protocol):
     """Rows on one device. Filled by the training thread, taken away full, given back empty.
@@ -35,14 +42,28 @@ class Table(Protocol):
         """Whether the rows can be taken away now, without waiting for earlier ones."""
         ...
 
+    @property
+    def slice_rows(self) -> int:
+        """How many rows a window may have."""
+        ...
+
+    @property
+    def nbytes(self) -> tuple[int, int]:
+        """Bytes that it holds now: on the host, on its device."""
+        ...
+
     def ensure(self, n_rows: int) -> None:
         """Have at least `n_rows` rows; those that are filled keep their numbers."""
 
-    def take(self) -> Filled:
-        """The rows as they are now; from here on the table is empty."""
+    def take(self, used: int | None = None, *, early: bool = False) -> Filled:
+        """The first `used` rows (all, if not given) as they are now, and those behind `slice_rows`;
+        from here on the table is empty. `early`, in the middle of a step: others follow soon."""
 
     def discard(self) -> None:
         """Empty the table; what it held is lost."""
+
+    def close(self) -> None:
+        """Give all memory back; the table is not used any more. Rows that were taken stay."""
 
 
 class Filled(Protocol):
@@ -118,27 +139,32 @@ class Spot:
 
 
 class Group:
-    """Sites that are touched together, in one phase: all parameters of a model.
+    """Sites that are touched together, in one phase: parameters of a model.
 
-    They have rows of their own, so that touching a thousand of them costs what touching one does.
+    They have rows next to each other, so that touching a hundred of them costs what touching one
+    does: in a window the i-th has the row `first + offsets[i]`. With `indices`, these are its rows
+    in every window.
     """
 
-    __slots__ = ("_touched", "_window", "all", "ids", "indices", "phase")
+    __slots__ = ("_is_fixed", "_touched", "_window", "all", "first", "ids", "offsets", "phase")
 
-    def __init__(self, ids: list[int], indices: list[int], phase: str) -> None:
+    def __init__(self, ids: list[int], phase: str, indices: list[int] | None = None) -> None:
         self.phase = phase
         self.all = np.ones(len(ids), dtype=np.bool_)
         self.ids = np.array(ids, dtype=np.int32)
-        self.indices = np.array(indices, dtype=np.int64)
+        self.first = 0
+        self.offsets = np.arange(len(ids)) if indices is None else np.array(indices, dtype=np.int64)
+        self._is_fixed = indices is not None
         self._window = -1
         self._touched = self.all
 
 
 class Touched(NamedTuple):
-    """A group, and which of its sites were touched in a window."""
+    """A group, which of its sites were touched in a window, and where its rows were."""
 
     group: Group
     sites: NDArray[np.bool_]
+    first: int
 
 
 @dataclass(slots=True)
@@ -167,16 +193,24 @@ class Rows:
     tensor, `take` ends the window.
     """
 
-    __slots__ = ("_next", "_spare", "book", "device", "limit", "table", "window")
+    __slots__ = ("_fixed", "_next", "_spare", "book", "device", "limit", "table", "window")
 
-    def __init__(self, table: Table, limit: int, device: int = -1) -> None:
+    def __init__(self, table: Table, device: int = -1) -> None:
         self.table = table
         self.book: Book | None = getattr(table, "book", None)
-        self.limit = limit
+        self.limit = table.slice_rows
         self.device = device
         self.window = Window()
         self._next = 0
+        self._fixed = 0
         self._spare: list[int] = []
+        if self.book is not None:
+            self.book.limit = self.limit
+
+    @property
+    def used(self) -> int:
+        """Rows that were given out in this window."""
+        return self._next if self.book is None else self.book.next
 
     @property
     def phases(self) -> list[str]:
@@ -192,58 +226,69 @@ class Rows:
         return self.window.has_shared or (self.book is not None and self.book.has_shared)
 
     def open_row(self, spot: Spot) -> Row | None:
-        """A row of the spot's that may be added to; None when the limit of rows is reached."""
-        window = self.window
-        number = window.number
+        """A row of the spot's that may be added to; None if the window has to end first."""
+        number = self.window.number
         for row in spot.own:
             if row.window != number:
-                row.window, row.events, row.shared = number, 1, False
-                if spot.window != number:
-                    self.touch(spot)
-                spot.parts.append(row.index)
+                first = self._claim(1)
+                if first is None:
+                    return None
+                row.index, row.window, row.events, row.shared = first, number, 1, False
+                self.touch(spot)
+                spot.parts.append(first)
                 return row
             if not row.shared:
                 row.events += 1
                 return row
-        if self._next >= self.limit:
+        first = self._claim(1)
+        if first is None:
             return None
-        self.table.ensure(self._next + 1)
-        row = Row(self._next, number)
-        self._next += 1
+        row = Row(first, number)
         self.touch(spot)
         spot.own.append(row)
-        spot.parts.append(row.index)
+        spot.parts.append(first)
         return row
 
+    def _claim(self, n: int) -> int | None:
+        """The first of `n` rows that are next to each other; None if there are not as many left."""
+        first = self.used
+        if first + n > self.limit:
+            return None
+        self.table.ensure(first + n)
+        if self.book is None:
+            self._next = first + n
+        else:
+            self.book.next = first + n
+        return first
+
     def make_spare(self, n: int) -> None:
-        """Have that many rows aside, for a time in which none can be made."""
-        n = min(n - len(self._spare), self.limit - self._next)
+        """Have that many rows aside, which are the same in every window: behind all others."""
+        n = min(n - len(self._spare), _MOST_FIXED - self._fixed)
         if n > 0:
-            self.table.ensure(self._next + n)
-            self._spare += range(self._next, self._next + n)
-            self._next += n
+            first = self.limit + self._fixed
+            self.table.ensure(first + n)
+            self._spare += range(first, first + n)
+            self._fixed += n
 
     def spare_row(self) -> int | None:
         """One of the rows that were put aside, None when they are used up."""
         return self._spare.pop() if self._spare else None
 
-    def new_group(self, ids: list[int], phase: str) -> Group | None:
-        """Rows for the sites of these ids in a phase; None when there are not enough left."""
-        first = self._next
-        if first + len(ids) > self.limit:
-            return None
-        self.table.ensure(first + len(ids))
-        self._next += len(ids)
-        return Group(ids, list(range(first, self._next)), phase)
-
-    def touch_group(self, group: Group, some: list[int] | None = None) -> None:
-        """Mark sites of the group as seen: all of them, or some."""
+    def touch_group(self, group: Group, some: list[int] | None = None) -> bool:
+        """Mark sites of the group as seen: all of them, or some; False if the window has to end
+        first."""
         if group._window != self.window.number:
+            if not group._is_fixed:
+                first = self._claim(len(group.ids))
+                if first is None:
+                    return False
+                group.first = first
             group._window = self.window.number
             group._touched = group.all if some is None else np.zeros(len(group.ids), dtype=np.bool_)
-            self.window.groups.append(Touched(group, group._touched))
+            self.window.groups.append(Touched(group, group._touched, group.first))
         if group._touched is not group.all:
             group._touched[slice(None) if some is None else some] = True
+        return True
 
     def forget_group(self, group: Group) -> None:
         """Drop what the group has in this window; its rows may hold anything and are given up."""
@@ -286,10 +331,11 @@ class Rows:
             spot.parts = []
             window.touched.setdefault(spot.phase, []).append((spot.id, spot.parts))
 
-    def take(self) -> tuple[Filled, Window]:
+    def take(self, *, early: bool = False) -> tuple[Filled, Window]:
         """End the window: its rows and who points to them. The next window begins empty."""
+        used = self.used
         ended = self._turn()
-        return self.table.take(), ended
+        return self.table.take(used, early=early), ended
 
     def discard(self) -> None:
         """End the window and forget what it held."""
@@ -299,6 +345,7 @@ class Rows:
     def _turn(self) -> Window:
         ended = self.window
         self.window = Window(number=ended.number + 1)
+        self._next = 0
         if self.book is not None:
             ended.booked = self.book.turn(self.window.number)
         return ended

@@ -17,7 +17,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -77,13 +77,26 @@ MAX_DIMENSIONS: Final = 5
 STRETCH_WORDS: Final = 6
 PLAIN, COPY, DIFFERENCE = range(3)
 
+_PORTABLE: Final = 1
+"""Of pinned memory: for the contexts of all devices."""
+
+_PACKERS: Final = 256
+"""Threads that pack a row."""
+
 _CALLED: Final[dict[str, list[Any]]] = {
     "cuEventRecord": [c_void_p, c_void_p],
-    "cuStreamWaitEvent": [c_void_p, c_void_p, ctypes.c_uint],
-    "cuMemcpyDtoHAsync_v2": [c_void_p, c_uint64, c_size_t, c_void_p],
+    "cuMemsetD8Async": [c_uint64, ctypes.c_ubyte, c_size_t, c_void_p],
     "cuMemcpyDtoDAsync_v2": [c_uint64, c_uint64, c_size_t, c_void_p],
 }
 """Functions of the driver that are called besides `cuLaunchKernel`, with what they take."""
+
+_MEMORY: Final[dict[str, list[Any]]] = {
+    "cuMemAlloc_v2": [c_void_p, c_size_t],
+    "cuMemFree_v2": [c_uint64],
+    "cuMemHostAlloc": [c_void_p, c_size_t, c_uint],
+    "cuMemFreeHost": [c_void_p],
+}
+"""Those that give memory and take it back."""
 
 
 class Unavailable(Exception):  # noqa: N818  # a reason to use another kernel, not an error
@@ -129,6 +142,7 @@ class Kernel:
         }
         self._view = self._function(module, "view")
         self._take = self._function(module, "take")
+        self._pack = self._function(module, "pack")
         self._several = self._function(module, "several")
         self._many = [
             self._function(module, name) for name in ("many_plain", "many_copy", "many_difference")
@@ -226,17 +240,27 @@ class Kernel:
         blocks = min(n_rows * 2, 2 * self._multiprocessors)
         self._launch(self._take, blocks, stream, rows, to, n_rows * WORDS)
 
+    def pack(
+        self, rows: int, n_rows: int, heads: int, bins: int, room: int, cursor: int, *, stream: int
+    ) -> None:
+        """Make rows small and empty them: 16 words each to `heads`, their bins to `bins`, which has
+        room for so many words; both in pinned host memory. `cursor` is a word in device memory, how
+        many words of `bins` are taken. The source says what is written."""
+        blocks = min(n_rows, 8 * self._multiprocessors)
+        words = (rows, n_rows, heads, bins, room, cursor)
+        self._launch(self._pack, blocks, stream, *words, threads=_PACKERS)
+
+    def zero(self, memory: int, n_bytes: int, stream: int) -> None:
+        """Make device memory zero."""
+        self._call("cuMemsetD8Async", memory, 0, n_bytes, stream)
+
+    def allocate(self, n_bytes: int, *, on_host: bool = False) -> Memory:
+        """Memory of ours, of the device in whose context this is called; or of the host, pinned."""
+        return Memory(self._driver, n_bytes, on_host=on_host)
+
     def record(self, event: int, stream: int) -> None:
         """Have the event come to pass when all is done that the stream was given so far."""
         self._call("cuEventRecord", event, stream)
-
-    def wait(self, stream: int, event: int) -> None:
-        """Have what the stream is given from now on wait for an event: there, not here."""
-        self._call("cuStreamWaitEvent", stream, event, 0)
-
-    def bring(self, to: int, memory: int, n_bytes: int, stream: int) -> None:
-        """Copy from device memory to pinned host memory."""
-        self._call("cuMemcpyDtoHAsync_v2", to, memory, n_bytes, stream)
 
     def copy(self, to: int, memory: int, n_bytes: int, stream: int) -> None:
         """Copy from device memory to device memory."""
@@ -256,17 +280,48 @@ class Kernel:
         _check(self._driver, found, f"find `{name}`")
         return function.value or 0
 
-    def _launch(self, function: int, blocks: int, stream: int, *arguments: int) -> None:
+    def _launch(
+        self, function: int, blocks: int, stream: int, *arguments: int, threads: int = THREADS
+    ) -> None:
         if self._is_quick:
-            failed = c.launch(self._entry, function, blocks, THREADS, stream, *arguments)
+            failed = c.launch(self._entry, function, blocks, threads, stream, *arguments)
         else:
             words = [c_uint64(a) for a in arguments]
             at = (c_void_p * len(words))(*(ctypes.addressof(w) for w in words))
             failed = self._driver.cuLaunchKernel(
-                function, blocks, 1, 1, THREADS, 1, 1, 0, stream, at, None
+                function, blocks, 1, 1, threads, 1, 1, 0, stream, at, None
             )
         if failed:
             _check(self._driver, failed, "launch the kernel")
+
+
+class Memory:
+    """Memory that belongs to no allocator of a framework: given back to the system when freed, at
+    the latest with this object. Freeing may wait for the device."""
+
+    def __init__(self, driver: Any, n_bytes: int, *, on_host: bool) -> None:
+        self._driver = driver
+        self._on_host = on_host
+        self.nbytes = n_bytes
+        self.address = 0
+        found = c_uint64()
+        if on_host:
+            failed = driver.cuMemHostAlloc(byref(found), n_bytes, _PORTABLE)
+        else:
+            failed = driver.cuMemAlloc_v2(byref(found), n_bytes)
+        _check(driver, failed, f"allocate {n_bytes} bytes")
+        self.address = found.value
+
+    def view(self) -> memoryview:
+        """Host memory as it is; not to be used after `free`."""
+        return memoryview((ctypes.c_ubyte * self.nbytes).from_address(self.address)).cast("B")
+
+    def free(self) -> None:
+        address, self.address, self.nbytes = self.address, 0, 0
+        if address:  # at the end of a process the driver may be gone: there is nobody to tell
+            (self._driver.cuMemFreeHost if self._on_host else self._driver.cuMemFree_v2)(address)
+
+    __del__ = free
 
 
 @cache
@@ -289,7 +344,7 @@ def load(device: int, capability: tuple[int, int], multiprocessors: int) -> Kern
         c_void_p,
         c_void_p,
     ]
-    for name, types in _CALLED.items():
+    for name, types in (_CALLED | _MEMORY).items():
         getattr(driver, name).argtypes = types
     return Kernel(driver, image(capability), capability, multiprocessors)
 

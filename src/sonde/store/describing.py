@@ -51,7 +51,7 @@ def describe(run: Run) -> dict[str, Any]:
 def _watch_info(record: AttemptRecord | None) -> dict[str, Any]:
     """What the owner of the writer said about itself, and its `overhead` also by name."""
     found = _mapping(record.latest.get("info")) if record else {}
-    return {"watch": found, "overhead": found.get("overhead")}
+    return {"watch": found, "overhead": found.get("overhead"), "memory": found.get("memory")}
 
 
 def _steps(run: Run) -> dict[str, Any]:

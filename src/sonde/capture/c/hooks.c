@@ -305,6 +305,8 @@ static long long lane_leaves(const Lane *lane, PyObject *module, PyObject *x)
     if (version < 0 || !plan_gradient(x, PyTuple_GetItem(entry, 1), seen, &wish))
         goto end;
     Row *held = seen && Py_TYPE(seen->row) == row_type ? (Row *)seen->row : NULL;
+    if (held && held->window != seen->window)
+        held = NULL; /* by now it holds something else */
     int shares = place && held && can_share(place, held);
     if (place && !shares && !is_open(place))
         goto end;
@@ -329,8 +331,10 @@ static long long lane_leaves(const Lane *lane, PyObject *module, PyObject *x)
             share(place, held);
         else
             enter_row(place);
-        if (seen && !shares)
+        if (seen && !shares) {
             PUT(seen->row, Py_NewRef((PyObject *)place->row));
+            seen->window = place->row->window;
+        }
     }
     if (seen && hook)
         PUT(seen->grad, Py_NewRef(hook));

@@ -101,7 +101,7 @@ static PyObject *book_turn(PyObject *object, PyObject *number)
     if (!page)
         return NULL;
     self->window = window;
-    self->count = 0;
+    self->count = self->next = 0;
     self->has_shared = 0;
     return page;
 }
@@ -361,11 +361,12 @@ OBJECT(bunch, Bunch, for (Py_ssize_t i = 0; i < self->n; i++) Py_VISIT(self->poi
 #define FAST(name, function) {name, (PyCFunction)(void (*)(void))function, METH_FASTCALL, NULL}
 
 static PyMemberDef row_members[] = {
-    FIXED(Row, T_LONGLONG, index),  MEMBER(Row, T_LONGLONG, window), MEMBER(Row, T_LONGLONG, events),
+    MEMBER(Row, T_LONGLONG, index),  MEMBER(Row, T_LONGLONG, window), MEMBER(Row, T_LONGLONG, events),
     MEMBER(Row, T_BOOL, shared), END_OF_MEMBERS,
 };
 static PyMemberDef book_members[] = {
     FIXED(Book, T_LONGLONG, window), FIXED(Book, T_LONGLONG, count),
+    MEMBER(Book, T_LONGLONG, next), MEMBER(Book, T_LONGLONG, limit),
     MEMBER(Book, T_LONGLONG, threads), FIXED(Book, T_BOOL, has_shared), END_OF_MEMBERS,
 };
 static PyMethodDef book_methods[] = {
@@ -378,8 +379,32 @@ static PyMemberDef place_members[] = {
     END_OF_MEMBERS,
 };
 static PyMemberDef seen_members[] = {
-    FIXED(Seen, T_OBJECT_EX, ref), FIXED(Seen, T_LONGLONG, version), MEMBER(Seen, T_OBJECT_EX, row),
+    FIXED(Seen, T_OBJECT_EX, ref), FIXED(Seen, T_LONGLONG, version),
     MEMBER(Seen, T_OBJECT_EX, grad), END_OF_MEMBERS,
+};
+
+/* The row that holds the tensor, None once it is in a later window. */
+static PyObject *seen_get_row(PyObject *object, void *Py_UNUSED(context))
+{
+    Seen *self = (Seen *)object;
+    int is_held = Py_TYPE(self->row) == row_type && ((Row *)self->row)->window == self->window;
+    return Py_NewRef(is_held ? self->row : Py_None);
+}
+
+static int seen_set_row(PyObject *object, PyObject *row, void *Py_UNUSED(context))
+{
+    Seen *self = (Seen *)object;
+    if (!row || (row != Py_None && Py_TYPE(row) != row_type)) {
+        PyErr_SetString(PyExc_TypeError, "`row` must be a Row or None.");
+        return -1;
+    }
+    self->window = row == Py_None ? -1 : ((Row *)row)->window;
+    PUT(self->row, Py_NewRef(row));
+    return 0;
+}
+
+static PyGetSetDef seen_properties[] = {
+    {"row", seen_get_row, seen_set_row, NULL, NULL}, {NULL, NULL, NULL, NULL, NULL},
 };
 static PyMemberDef hook_members[] = {
     FIXED(GradHook, T_OBJECT_EX, owner), FIXED(GradHook, T_OBJECT_EX, spots),
@@ -418,7 +443,8 @@ static PyMethodDef bunch_methods[] = {
 TYPE(row, Row, SLOT(Py_tp_init, row_init), SLOT(Py_tp_members, row_members));
 TYPE(book, Book, SLOT(Py_tp_members, book_members), SLOT(Py_tp_methods, book_methods));
 TYPE(place, Place, SLOT(Py_tp_init, place_init), SLOT(Py_tp_members, place_members));
-TYPE(seen, Seen, SLOT(Py_tp_init, seen_init), SLOT(Py_tp_members, seen_members));
+TYPE(seen, Seen, SLOT(Py_tp_init, seen_init), SLOT(Py_tp_members, seen_members),
+     SLOT(Py_tp_getset, seen_properties));
 TYPE(hook, GradHook, SLOT(Py_tp_init, hook_init), SLOT(Py_tp_call, hook_call),
      SLOT(Py_tp_members, hook_members));
 TYPE(quick, Quick, SLOT(Py_tp_init, quick_init), SLOT(Py_tp_members, quick_members),

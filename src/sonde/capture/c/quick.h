@@ -7,7 +7,8 @@
    whatever is doubtful, is "not handled" before anything has changed, and goes the way through
    Python, which decides the same. What both ways know is in the same objects:
 
-       Row        a row of a table: in which window it was opened, how often it was added to
+       Row        a row of a table: in which window it was opened, at which index, how often it was
+                  added to
        Book       the rows of a device: where they lie, and which sites were added to which
        Place      where the tensors of a spot go: its row in a book, or rows of others
        Seen       a tensor met in a pass: the row that holds it, the hook on its gradient
@@ -57,6 +58,7 @@ typedef struct {
     int64_t *bases;   /* where the pages of rows lie, */
     PyObject *memory; /* and what keeps them there */
     long long pages, rows_per_page;
+    long long next, limit; /* rows are given out in order, anew in each window, up to a limit */
     int device_type, device;
     char has_shared;
     AddItem add; /* on the host */
@@ -84,7 +86,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *ref, *row, *grad;
-    long long version;
+    long long version, window; /* `row` holds the tensor while it is in that window */
 } Seen;
 
 typedef struct {

@@ -73,10 +73,8 @@ int look(const Quick *quick, PyObject *x, View *view)
 static int suits(const Place *place, const View *view)
 {
     const Book *book = place->book;
-    const Row *row = place->row;
     return !place->off && place->format == view->format &&
-           book->device_type == view->device_type && book->device == view->device &&
-           (!row || row->index < book->pages * book->rows_per_page);
+           book->device_type == view->device_type && book->device == view->device;
 }
 
 /* Whether we know how to read it now: on which stream, if it is on a CUDA device. */
@@ -94,11 +92,21 @@ int is_for(const Quick *quick, const Place *place, View *view)
     return suits(place, view) && can_read(quick, place->book, view);
 }
 
-/* Whether the place has a row that may be added to: nobody else points to what it holds. */
+/* Whether that many rows more can be had in this window. */
+static int has_rows(const Book *book, long long n)
+{
+    long long made = book->pages * book->rows_per_page;
+    return book->next + n <= (made < book->limit ? made : book->limit);
+}
+
+static int is_new(const Place *place) { return place->row->window != place->book->window; }
+
+/* Whether the place has a row that may be added to, or can have one: nobody else points to it. */
 int is_open(const Place *place)
 {
-    const Row *row = place->row;
-    return row && (row->window != place->book->window || !row->shared);
+    if (!place->row)
+        return 0;
+    return is_new(place) ? has_rows(place->book, 1) : !place->row->shared;
 }
 
 /* Where the place's row lies. */
@@ -110,10 +118,13 @@ static int64_t address(const Place *place)
            index % book->rows_per_page * (long long)(WORDS * sizeof(int64_t));
 }
 
-/* Add the values to the place's row. Nothing else changes: see `enter_row`. */
+/* Add the values to the place's row, a new one if it has none in this window. Nothing else changes:
+   see `enter_row`. */
 int add(const Place *place, const View *view)
 {
     Book *book = place->book;
+    if (is_new(place))
+        place->row->index = book->next;
     int64_t row = address(place);
     if (book->device_type == ON_HOST) {
         Item item; /* the dimensions stay unset: there are none */
@@ -182,6 +193,7 @@ void enter_row(const Place *place)
     row->window = book->window;
     row->events = 1;
     row->shared = 0;
+    book->next = row->index + 1;
     enter(book, place->id, row->index);
 }
 
@@ -237,7 +249,10 @@ static int launch_several(Book *book, Point *const *points, int n, const View *v
 {
     Several table;
     int64_t pieces = 0, gate = 0;
+    long long next = book->next;
     for (int i = 0; i < n; i++) {
+        if (is_new(points[i]->places[0]))
+            points[i]->places[0]->row->index = next++;
         table.x[i] = views[i].data;
         table.n[i] = views[i].n;
         table.row[i] = address(points[i]->places[0]);
@@ -260,20 +275,23 @@ int add_together(const Quick *quick, Point *const *points, Py_ssize_t n, View *v
 {
     Book *book = points[0]->places[0]->book;
     Py_ssize_t entries = 0;
+    long long new_rows = 0;
     for (Py_ssize_t i = 0; i < n; i++) {
         if (points[i]->places[0]->book != book ||
             !can_add_at(points[i]->places, points[i]->n, &views[i]))
             return NOT_HANDLED;
         entries += points[i]->n;
+        new_rows += is_new(points[i]->places[0]);
     }
-    if (!can_read(quick, book, &views[0]) || !make_room(book, entries))
+    if (!has_rows(book, new_rows) || !can_read(quick, book, &views[0]) || !make_room(book, entries))
         return NOT_HANDLED;
-    if (book->device_type == ON_HOST)
-        for (Py_ssize_t i = 0; i < n; i++)
+    if (book->device_type != ON_HOST &&
+        (!book->several || launch_several(book, points, (int)n, views) != HANDLED))
+        return NOT_HANDLED;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (book->device_type == ON_HOST)
             add(points[i]->places[0], &views[i]);
-    else if (!book->several || launch_several(book, points, (int)n, views) != HANDLED)
-        return NOT_HANDLED;
-    for (Py_ssize_t i = 0; i < n; i++)
         enter_all(points[i]->places, points[i]->n);
+    }
     return HANDLED;
 }

@@ -1,14 +1,16 @@
 """The table of rows on a CUDA device: filled by the fused kernel, drained without a wait.
 
 Rows lie at fixed addresses in device memory, so compiled code and CUDA graphs can write to them. At
-the end of a step one kernel on the training stream copies them aside and empties them; a second
-stream brings the copy to pinned host memory while training goes on. There are a few places to bring
-them to: when all hold rows that nobody has read yet, the step is dropped, and nobody waits.
+the end of a step, and whenever all rows are in use, a kernel on the training stream empties them:
+it writes the bins that are not empty, some hundred of 2,048, to pinned host memory. There are a few
+places for that: when all hold what nobody has read yet, the step is dropped, and nobody waits.
+
+The memory is asked of the driver, not of torch's allocators, and goes back to it at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
@@ -19,21 +21,19 @@ from torch import Tensor
 
 from sonde.capture import quick
 from sonde.capture.rows import Filled
+from sonde.capture.torch.places import PlacedRows, Places
 from sonde.capture.torch.tables import Measured, Snapshot
 from sonde.kernels import c, cuda, row
 from sonde.kernels import torch as plain
-from sonde.record import Sketches
-from sonde.sketch import take
 
 _stream_of: Final = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _index: 0)
 _current_device: Final = getattr(torch._C, "_cuda_getDevice", lambda: 0)
 _VECTORS: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
+_SLICE_ROWS: Final = 2048
+"""Rows of a table, 34 MB: enough for all sites of a transformer of 24 layers."""
 _ROWS_PER_PAGE: Final = 256
 _PAGE_BYTES: Final = _ROWS_PER_PAGE * row.ROW_BYTES
-_MOST_PLACES: Final = 6
-_PINNED_BYTES: Final = 128 << 20
-"""Pinned host memory for rows: as many places as that is enough for, but two at least."""
-_KEPT_STRETCHES: Final = 64
+_KEPT_STRETCHES: Final = 1024
 _NOTHING: Final = nullcontext()
 
 
@@ -59,21 +59,25 @@ def kernel_on(index: int) -> cuda.Kernel:
 
 
 class CudaTable:
-    """Rows in device memory, in pages that never move."""
+    """Rows in device memory, in pages that never move.
+
+    Those from `slice_rows` on have pages of their own: CUDA graphs write to them, and so they live
+    as long as these do, with the gate.
+    """
 
     kernel = "cuda"
+    slice_rows = _SLICE_ROWS
 
     def __init__(self, device: torch.device, kernel: cuda.Kernel) -> None:
         self.device = device
         self._index = device.index
         self._kernel = kernel
-        self._pages: list[Tensor] = []
-        self._bases: list[int] = []
+        self._pages = _Pages(kernel)
+        self._fixed = _Pages(kernel)
         self._gate = torch.zeros(1, dtype=torch.int32, device=device)
         self._gate_address = self._gate.data_ptr()
-        self._side = torch.cuda.Stream(device)
-        self._places = [_Place(self._side) for _ in range(_MOST_PLACES)]
-        self._asides = [_Aside(self._side), _Aside(self._side)]
+        self._cursor = kernel.allocate(8)
+        self._places = Places(kernel, _SLICE_ROWS)
         self._stretches: dict[int, _Stretches] = {}
         self.book: quick.Book | None = None
         if quick.AVAILABLE and c.available():
@@ -84,30 +88,43 @@ class CudaTable:
     @property
     def can_take(self) -> bool:
         """Whether one of the places to bring rows to is free."""
-        return self._free() > 0
+        return self._places.free > 0
 
-    def _free(self) -> int:
-        n = min(_MOST_PLACES, _PINNED_BYTES // (len(self._pages) * _PAGE_BYTES))
-        return max(n, 2) - sum(place.is_busy for place in self._places)
+    @property
+    def nbytes(self) -> tuple[int, int]:
+        tables = sum(s.nbytes for s in self._stretches.values())
+        there = self._pages.nbytes + self._fixed.nbytes + tables
+        return self._places.nbytes + tables, there
+
+    @property
+    def for_graphs(self) -> object:
+        """What has to live as long as a CUDA graph that writes here."""
+        return self._gate, self._fixed
 
     def ensure(self, n_rows: int) -> None:
-        while n_rows > len(self._pages) * _ROWS_PER_PAGE:
-            with torch._C._DisableFuncTorch():
-                shape = (_ROWS_PER_PAGE, row.WORDS)
-                page = torch.empty(shape, dtype=torch.int64, device=self.device)
-            self._pages.append(page)
-            self._bases.append(page.data_ptr())
-            with self._here():
-                self._kernel.take(page.data_ptr(), _ROWS_PER_PAGE, 0, stream=self._stream())
-            if self.book is not None:
-                self.book.move(_ROWS_PER_PAGE, self._bases, list(self._pages))
+        pages, wanted = self._pages, n_rows
+        if n_rows > _SLICE_ROWS:
+            pages, wanted = self._fixed, n_rows - _SLICE_ROWS
+        if wanted <= pages.n_rows:
+            return
+        with self._here():
+            pages.ensure(wanted, self._stream())
+        self._places.rows = self._pages.n_rows + self._fixed.n_rows
+        if self.book is not None:
+            self.book.move(_ROWS_PER_PAGE, self._pages.bases, self._pages)
+
+    def _address(self, index: int) -> int:
+        if index < _SLICE_ROWS:
+            return self._pages.bases[index >> 8] + (index & 255) * row.ROW_BYTES
+        index -= _SLICE_ROWS
+        return self._fixed.bases[index >> 8] + (index & 255) * row.ROW_BYTES
 
     def add(self, index: int, x: Tensor, *, gated: bool = False) -> None:
-        address = self._bases[index >> 8] + (index & 255) * row.ROW_BYTES
+        address = self._address(index)
         gate = self._gate_address if gated else 0
         if _current_device() != self._index:
             with self._here():
-                self._add(index, address, x, gate)
+                self._add(address, x, gate)
         elif plain.is_plain(x) and x.is_contiguous():
             self._kernel.one(
                 plain.DTYPES[x.dtype],
@@ -119,9 +136,9 @@ class CudaTable:
                 gate,
             )
         else:
-            self._add(index, address, x, gate)
+            self._add(address, x, gate)
 
-    def _add(self, index: int, address: int, x: Tensor, gate: int) -> None:
+    def _add(self, address: int, x: Tensor, gate: int) -> None:
         """Whatever it is and wherever it lies."""
         values, repeat, zeros = plain.readable(x)
         name = plain.DTYPES[values.dtype]
@@ -145,33 +162,35 @@ class CudaTable:
                 gate=gate,
             )
         if zeros:
-            plain.add_zeros(self._pages[index >> 8][index & 255], zeros)
+            plain.add_zeros(_as_tensor(address, self.device), zeros)
 
     def takes(self, x: Tensor) -> bool:
         return plain.is_plain(x) and (plain.is_dense(x) or _runs(x) is not None)
 
     def add_many(
         self,
-        indices: NDArray[np.int64],
+        offsets: NDArray[np.int64],
         tensors: Sequence[Tensor],
-        measured: Measured | None,
+        measured: Measured | None = None,
         *,
+        first: int = 0,
         copies: Snapshot | None = None,
         olds: Snapshot | None = None,
         gated: bool = False,
     ) -> None:
         others = copies or olds
         mode = cuda.COPY if copies else cuda.DIFFERENCE if olds else cuda.PLAIN
-        found = self._stretches.pop(id(indices), None)
-        if found is None or found.indices is not indices:
+        found = self._stretches.pop(id(offsets), None)
+        if found is None or found.offsets is not offsets:
             if len(self._stretches) >= _KEPT_STRETCHES:
                 del self._stretches[next(iter(self._stretches))]  # used longest ago
-            found = _Stretches(self.device, self._bases, indices, tensors)
-        self._stretches[id(indices)] = found
+            found = _Stretches(self.device, offsets, tensors)
+        self._stretches[id(offsets)] = found
         if measured is not None:
             at = measured[0]
         else:
             at = np.array([x.data_ptr() for x in tensors], dtype=np.int64).tobytes()
+        found.aim(first, self._pages.bases)
         table, n = found.point(at, None if others is None else others.addresses)
         gate = self._gate_address if gated else 0
         with self._here():
@@ -181,34 +200,37 @@ class CudaTable:
         """Let launches that were captured into a CUDA graph write to their rows, or not."""
         self._gate.fill_(int(is_open))
 
-    def take(self) -> Filled:
-        place = next(p for p in self._places if not p.is_busy)
-        aside = self._asides[0]
-        self._asides.reverse()
-        kernel, stream, side = self._kernel, self._stream(), self._side.cuda_stream
-        n_bytes = len(self._pages) * _PAGE_BYTES
+    def take(self, used: int | None = None, *, early: bool = False) -> Filled:
+        used = self._pages.n_rows if used is None else used
+        self._places.is_sliced |= early
+        kernel, stream = self._kernel, self._stream()
         with self._here():
-            if aside.left:
-                kernel.wait(stream, aside.left)
-            if aside.memory.nbytes < n_bytes or place.memory.nbytes < n_bytes:
-                # Rows belong to no `torch.func` transformation, even if one is running.
-                with torch._C._DisableFuncTorch():
-                    aside.grow(n_bytes, self.device)
-                    place.grow(n_bytes)
-            place.is_busy = True
-            for i, base in enumerate(self._bases):
-                kernel.take(base, _ROWS_PER_PAGE, aside.address + i * _PAGE_BYTES, stream=stream)
-            kernel.record(aside.filled.cuda_event, stream)
-            kernel.wait(side, aside.filled.cuda_event)
-            kernel.bring(place.address, aside.address, n_bytes, side)
-            kernel.record(place.arrived.cuda_event, side)
-        aside.left = place.arrived.cuda_event
-        return _CudaRows(place, n_bytes, can_wait=2 * self._free() > _MOST_PLACES)
+            place = self._places.get()
+            heads = place.memory.address
+            n_rows = used + self._fixed.n_rows
+            bins = heads + 8 * row.HEADER * n_rows
+            room = place.memory.nbytes // 8 - row.HEADER * n_rows
+            kernel.zero(self._cursor.address, 8, stream)
+            for base, n in (*self._pages.parts(used), *self._fixed.parts()):
+                kernel.pack(base, n, heads, bins, room, self._cursor.address, stream=stream)
+                heads += 8 * row.HEADER * n
+            kernel.record(place.arrived.cuda_event, stream)
+        return PlacedRows(self._places, place, used, n_rows)
 
     def discard(self) -> None:
         with self._here():
-            for base in self._bases:
-                self._kernel.take(base, _ROWS_PER_PAGE, 0, stream=self._stream())
+            for base, n in (*self._pages.parts(), *self._fixed.parts()):
+                self._kernel.take(base, n, 0, stream=self._stream())
+
+    def close(self) -> None:
+        with self._here():
+            if self.book is not None:
+                self.book.move(_ROWS_PER_PAGE, [], None)
+            self._stretches.clear()
+            self._pages.free()
+            self._fixed = _Pages(self._kernel)  # a CUDA graph may write to what it was
+            self._cursor.free()
+            self._places.close()
 
     def _here(self) -> AbstractContextManager[object]:
         """What is launched inside is launched on this device, whichever is the current one."""
@@ -218,58 +240,66 @@ class CudaTable:
         return _stream_of(self._index)
 
 
-class _Aside:
-    """Device memory where rows lie until they have left for the host; `left` is the event of that,
-    0 if there was none. (An event has no number before it was recorded once.)"""
+class _Pages:
+    """Rows in device memory, 256 on a page."""
 
-    def __init__(self, side: torch.cuda.Stream) -> None:
-        self.filled = torch.cuda.Event()
-        self.filled.record(side)
-        self.left = 0
-        self.memory = torch.empty(0)
-        self.address = 0
+    def __init__(self, kernel: cuda.Kernel) -> None:
+        self._kernel = kernel
+        self._memories: list[cuda.Memory] = []
+        self.bases: list[int] = []
 
-    def grow(self, n_bytes: int, device: torch.device) -> None:
-        if self.memory.nbytes < n_bytes:
-            self.memory = torch.empty(n_bytes, dtype=torch.uint8, device=device)
-            self.address = self.memory.data_ptr()
+    @property
+    def n_rows(self) -> int:
+        return _ROWS_PER_PAGE * len(self.bases)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(memory.nbytes for memory in self._memories)
+
+    def ensure(self, n_rows: int, stream: int) -> None:
+        """Have at least so many rows; the new ones are empty for whoever uses the stream."""
+        while self.n_rows < n_rows:
+            more = min(max(len(self.bases), 1), -(-_SLICE_ROWS // _ROWS_PER_PAGE))
+            try:
+                memory = self._kernel.allocate(more * _PAGE_BYTES)
+            except cuda.Unavailable:  # torch may hold what it does not use
+                torch.cuda.empty_cache()
+                memory = self._kernel.allocate(more * _PAGE_BYTES)
+            self._kernel.take(memory.address, more * _ROWS_PER_PAGE, 0, stream=stream)
+            self._memories.append(memory)
+            self.bases += [memory.address + i * _PAGE_BYTES for i in range(more)]
+
+    def parts(self, n_rows: int | None = None) -> Iterator[tuple[int, int]]:
+        """The first rows, or all: address and number of those that lie next to each other."""
+        left = self.n_rows if n_rows is None else n_rows
+        for memory in self._memories:
+            n = min(memory.nbytes // row.ROW_BYTES, left)
+            left -= n
+            if n:
+                yield memory.address, n
+
+    def free(self) -> None:
+        for memory in self._memories:
+            memory.free()
+        self._memories.clear()
+        self.bases.clear()
 
 
-class _Place:
-    """Pinned host memory that rows are brought to, and stay in until somebody has read them."""
+class _Bare:
+    """Device memory, as torch takes it."""
 
-    def __init__(self, side: torch.cuda.Stream) -> None:
-        self.arrived = torch.cuda.Event(blocking=True)
-        self.arrived.record(side)
-        self.memory = torch.empty(0)
-        self.address = 0
-        self.is_busy = False
-
-    def grow(self, n_bytes: int) -> None:
-        if self.memory.nbytes < n_bytes:
-            self.memory = torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
-            self.address = self.memory.data_ptr()
+    def __init__(self, address: int) -> None:
+        self.__cuda_array_interface__ = {
+            "data": (address, False),
+            "shape": (row.WORDS,),
+            "typestr": "<i8",
+            "version": 3,
+        }
 
 
-class _CudaRows:
-    """Rows on their way to the host."""
-
-    def __init__(self, place: _Place, n_bytes: int, *, can_wait: bool) -> None:
-        self._place = place
-        self.size_bytes = n_bytes
-        self.can_wait = can_wait
-
-    def sketches(self, rows: NDArray[np.int64]) -> Sketches:
-        try:
-            self._place.arrived.synchronize()  # sleeps, and lets other threads run
-            with torch._C._DisableFuncTorch():
-                table = self._place.memory.numpy()[: self.size_bytes].view(np.int64)
-            table = table.reshape(-1, row.WORDS)
-            if c.available():
-                return c.pack(table, rows, empties=False)
-            return take(row.unpack(table), rows)
-        finally:
-            self._place.is_busy = False
+def _as_tensor(address: int, device: torch.device) -> Tensor:
+    """A row as a tensor, where it lies."""
+    return torch.as_tensor(_Bare(address), device=device)
 
 
 class _Stretches:
@@ -282,16 +312,13 @@ class _Stretches:
     def __init__(
         self,
         device: torch.device,
-        bases: Sequence[int],
-        indices: NDArray[np.int64],
+        offsets: NDArray[np.int64],
         tensors: Sequence[Tensor],
     ) -> None:
-        self.indices = indices  # kept: its identity stands for these tensors
+        self.offsets = offsets  # kept: its identity stands for these tensors
         counts = np.array([x.numel() for x in tensors], dtype=np.int64)
         widths = np.array([x.element_size() for x in tensors], dtype=np.int64)
         codes = np.array([cuda.DTYPES[plain.DTYPES[x.dtype]] for x in tensors], dtype=np.int64)
-        pages = np.array(bases, dtype=np.int64)
-        addresses = pages[indices >> 8] + (indices & 255) * row.ROW_BYTES
         found = [(0, 0) if plain.is_dense(x) else _runs(x) or (0, 0) for x in tensors]
         runs, pitches = np.array(found, dtype=np.int64).T
         whole = np.maximum(runs, 1)  # a stretch ends where a run ends
@@ -309,13 +336,24 @@ class _Stretches:
         self._words = self._pinned.numpy()
         self._words[:, 1] = 0
         self._words[:, 2] = np.minimum(sizes[which], counts[which] - firsts)
-        self._words[:, 3] = addresses[which]
         self._words[:, 4] = codes[which]
         vectors = cuda.VECTOR // widths
         self._words[:, 5] = (runs // vectors + (pitches // vectors << 32))[which]
         self._sent = torch.cuda.Event()
         self._at: bytes = b""
+        self._first = -1
+        self._rows: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._others: NDArray[np.int64] | None = None
+        self.nbytes = self._pinned.nbytes
+
+    def aim(self, first: int, bases: Sequence[int]) -> None:
+        """Have the sketches go to the rows from this one on; pages never move."""
+        if first != self._first:
+            rows = first + self.offsets
+            pages = np.array(bases, dtype=np.int64)
+            self._first = first
+            self._rows = pages[rows >> 8] + (rows & 255) * row.ROW_BYTES
+            self._at = b""
 
     def point(self, at: bytes, others: NDArray[np.int64] | None) -> tuple[int, int]:
         """Address and length of the table on the device, when the tensors lie there."""
@@ -326,6 +364,7 @@ class _Stretches:
                 was, self._words = self._words, self._pinned.numpy()
                 self._words[:] = was
             self._words[:, 0] = np.frombuffer(at, dtype=np.int64)[self._which] + self._offsets
+            self._words[:, 3] = self._rows[self._which]
             if others is not None or self._others is not None:
                 self._words[:, 1] = 0 if others is None else others[self._which] + self._offsets
             self._table.copy_(self._pinned, non_blocking=True)

@@ -54,7 +54,7 @@ class Captured:
     def close(self) -> None:
         """The capture is over: what is touched when it is replayed."""
         self.groups = [
-            (rows, Group(list(of), list(of.values()), phase))
+            (rows, Group(list(of), phase, list(of.values())))
             for (rows, phase), of in self._rows.items()
             if of
         ]
@@ -111,6 +111,8 @@ class Graphs:
             captured.close()
             if captured.groups or captured.ends_step:
                 self._known[graph] = captured
+                tables: list[Any] = [rows.table for rows, _ in captured.groups]
+                _WRITTEN[graph] = [table.for_graphs for table in tables]
 
     def replays(self, graph: Any) -> None:
         """The graph is about to run."""
@@ -161,6 +163,8 @@ def _open(captured: Captured, is_open: bool) -> None:
 
 # -- telling -----------------------------------------------------------------------------------
 
+_WRITTEN: Final[WeakKeyDictionary[Any, list[Any]]] = WeakKeyDictionary()
+"""Memory of ours that a graph reads and writes, also when nobody watches any more."""
 _LISTENERS: Final[WeakSet[Graphs]] = WeakSet()
 _LOCK: Final = threading.Lock()
 _ORIGINALS: Final[dict[tuple[Any, str], Any]] = {}

@@ -78,17 +78,18 @@ _CALL: Final[CodeType] = nn.Module._call_impl.__code__
 class Held:
     """A tensor that one piece of code has seen and another one is going to see, until that asks."""
 
-    __slots__ = ("_row", "_version", "x")
+    __slots__ = ("_row", "_version", "_window", "x")
 
     def __init__(self) -> None:
         self.x: Tensor | None = None
         self._version = 0
         self._row: Row | None = None
+        self._window = -1
 
     def put(self, x: Tensor, row: Row | None) -> None:
         """The row that holds it as it is now."""
         if row is not None and not x.is_inference():  # of which nobody counts the versions
-            self.x, self._version, self._row = x, x._version, row
+            self.x, self._version, self._row, self._window = x, x._version, row, row.window
 
     def row_of(self, x: Tensor) -> Row | None:
         """The row that holds this very tensor, unchanged since, if that is what was put here. Code
@@ -100,7 +101,7 @@ class Held:
             return None
         row = self._row
         self.clear()
-        return row
+        return row if row is not None and row.window == self._window else None
 
     def clear(self) -> None:
         self.x = self._row = None

@@ -36,8 +36,8 @@ from sonde.capture.torch.troubles import Troubles
 from sonde.kernels.torch import Unsupported, name_of
 from sonde.record import Site, SiteInfo
 
-MAX_ROWS: Final = 1 << 16
-"""Rows per device, 1 GiB: sites beyond are skipped and counted."""
+_TOGETHER: Final = 4
+"""Tensors that are read together have at most this part of the rows of a window, one over it."""
 
 Tables = Callable[[torch.device], Sketcher]
 Kept = Sequence["Snapshot | Tensor"]
@@ -47,10 +47,17 @@ Kept = Sequence["Snapshot | Tensor"]
 class Recorder:
     """Takes tensors; hands windows of rows to the drain."""
 
-    def __init__(self, drain: Drain, troubles: Troubles, tables: Tables) -> None:
+    def __init__(
+        self,
+        drain: Drain,
+        troubles: Troubles,
+        tables: Tables,
+        step_of: Callable[[str], int] = lambda _phase: 0,
+    ) -> None:
         self._drain = drain
         self._troubles = troubles
         self._tables = tables
+        self._step_of = step_of
         self._devices: dict[torch.device, Rows] = {}
         self._ids: dict[tuple[Site, torch.dtype], int] = {}
         self._infos: list[SiteInfo] = []
@@ -60,6 +67,8 @@ class Recorder:
         self._handed: set[tuple[str, int]] = set()
         self._several: dict[tuple[Spot, ...], Bundle] = {}
         self._slices: dict[int, Known] = {}
+        self._is_sliced = False
+        self._memory: dict[str, int] | None = None
         self.capturing: Captured | None = None
 
     def table_on(self, device: torch.device) -> Sketcher:
@@ -93,8 +102,9 @@ class Recorder:
             return None
         opened = rows.open_row(spot)
         if opened is None:
-            self._none_left(spot, rows)
-            return None
+            self._hand_over(rows, early=True)
+            opened = rows.open_row(spot)
+            assert opened is not None
         table: Sketcher = rows.table  # type: ignore[assignment]
         try:
             table.add(opened.index, x)
@@ -226,7 +236,7 @@ class Recorder:
             return False
         if not all(x.numel() and table.takes(x) for x in tensors):
             return False
-        share.group.indices = share.group.indices.copy()  # its identity stood for the sizes
+        share.group.offsets = share.group.offsets.copy()  # its identity stood for the sizes
         bundle.resize(tensors)
         return True
 
@@ -244,18 +254,14 @@ class Recorder:
                 together.setdefault(rows, []).append(k)
             else:
                 bundle.odd.append(k)
-        for rows, positions in together.items():
-            own = [tensors[k] for k in positions]
-            declared = [self._declared(spots[k], tensors[k], rows) for k in positions]
-            self._declare_changed(declared)
-            group = rows.new_group([spot.id for spot in declared], spots[0].phase)
-            if group is None:
-                for spot in declared:
-                    self._troubles.skip(
-                        spot.site.name, f"more than {rows.limit} rows on one device"
-                    )
-                continue
-            bundle.shares.append(Share(rows, group, positions, Snapshot.offsets_of(own)))
+        for rows, found in together.items():
+            most = rows.limit // _TOGETHER
+            for positions in (found[i : i + most] for i in range(0, len(found), most)):
+                own = [tensors[k] for k in positions]
+                declared = [self._declared(spots[k], tensors[k], rows) for k in positions]
+                self._declare_changed(declared)
+                group = Group([spot.id for spot in declared], spots[0].phase)
+                bundle.shares.append(Share(rows, group, positions, Snapshot.offsets_of(own)))
         return bundle
 
     def _add_share(
@@ -269,13 +275,17 @@ class Recorder:
         measured: Measured | None = None,
     ) -> None:
         group = share.group
-        share.rows.touch_group(group, some)
-        indices = group.indices if some is None else group.indices[some]
+        if not share.rows.touch_group(group, some):
+            self._hand_over(share.rows, early=True)
+            share.rows.touch_group(group, some)
+        offsets = group.offsets if some is None else group.offsets[some]
         table: Sketcher = share.rows.table  # type: ignore[assignment]
         try:
+            if measured is not None and some is None:
+                measured = share.part_of(measured)
             if measured is None or 8 * len(tensors) != len(measured[0]):
                 measured = measure(tensors)  # some of the bundle
-            table.add_many(indices, tensors, measured, copies=copies, olds=olds)
+            table.add_many(offsets, tensors, measured, first=group.first, copies=copies, olds=olds)
         except BaseException:
             share.rows.forget_group(group)
             raise
@@ -288,20 +298,51 @@ class Recorder:
 
     def hand_over(self, step_of: Callable[[str], int]) -> None:
         """Give what was filled so far to the drain; drop the step if that would mean to wait."""
+        self._step_of = step_of
         for rows in self._devices.values():
-            phases = rows.phases
-            if not phases:
-                continue
-            steps = {phase: step_of(phase) for phase in phases}
-            table: Sketcher = rows.table  # type: ignore[assignment]
-            if self._drain.has_room and table.can_take and self._dropped.isdisjoint(steps.items()):
-                filled, window = rows.take()
-                sites, self._new_sites = self._new_sites, []
-                self._drain.put(Part(steps, filled, window, sites))
-                self._handed.update(steps.items())
-            else:
+            self._hand_over(rows)
+
+    def _hand_over(self, rows: Rows, *, early: bool = False) -> None:
+        """The same for one device; `early` if its rows are used up in the middle of a step."""
+        phases = rows.phases
+        if not phases:
+            if early:
                 rows.discard()
-                self._dropped.update(steps.items())
+            return
+        if early and not self._is_sliced:
+            self._is_sliced = True
+            text = f"a step has more sites than {rows.limit}: it is recorded in parts, all of them"
+            self._troubles.tell("sliced", text)
+        steps = {phase: self._step_of(phase) for phase in phases}
+        table: Sketcher = rows.table  # type: ignore[assignment]
+        if self._drain.has_room and table.can_take and self._dropped.isdisjoint(steps.items()):
+            filled, window = rows.take(early=early)
+            sites, self._new_sites = self._new_sites, []
+            self._drain.put(Part(steps, filled, window, sites))
+            self._handed.update(steps.items())
+        else:
+            rows.discard()
+            self._dropped.update(steps.items())
+
+    def close(self) -> None:
+        """Give back the memory of all rows. What was handed over is still read."""
+        self._memory = self.memory
+        for rows in self._devices.values():
+            rows.table.close()
+        self._several.clear()
+        self._slices.clear()
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """What rows take, in bytes, and for how many sites: now, or before they were given back."""
+        if self._memory is not None:
+            return self._memory
+        taken = [rows.table.nbytes for rows in list(self._devices.values())]
+        return {
+            "sites": len(self._ids),
+            "host_bytes": sum(host for host, _ in taken),
+            "device_bytes": sum(device for _, device in taken),
+        }
 
     def end(self, phase: str, step: int) -> bool:
         """All of that step and phase was handed over; false if it had to be dropped."""
@@ -324,7 +365,7 @@ class Recorder:
         rows = self._devices.get(device)
         if rows is None:
             table = self._tables(device)
-            rows = self._devices[device] = Rows(table, MAX_ROWS, _index_of(device))
+            rows = self._devices[device] = Rows(table, _index_of(device))
             if isinstance(table, PlainTable):
                 self._troubles.slower(device.type, table.reason)
         return rows
@@ -364,10 +405,6 @@ class Recorder:
             spot.leave_place()
             spot.place = Place(rows.book, row, spot.id, code)
 
-    def _none_left(self, spot: Spot, rows: Rows) -> None:
-        spot.switch_off()
-        self._troubles.skip(spot.site.name, f"more than {rows.limit} rows on one device")
-
 
 def _index_of(device: torch.device) -> int:
     """What `Tensor.get_device()` says of tensors there."""
@@ -375,7 +412,7 @@ def _index_of(device: torch.device) -> int:
 
 
 class Share(NamedTuple):
-    """The tensors of a bundle that are dense and on one device."""
+    """Tensors of a bundle that are dense and on one device: as many as are read together."""
 
     rows: Rows
     group: Group
@@ -387,6 +424,15 @@ class Share(NamedTuple):
         if len(self.positions) == len(tensors):
             return tensors
         return [tensors[k] for k in self.positions]
+
+    def part_of(self, measured: Measured) -> Measured | None:
+        """Of what is known of all tensors of the bundle, what is about these; None if they do not
+        follow each other."""
+        first, n = self.positions[0], len(self.positions)
+        if self.positions[-1] - first != n - 1:
+            return None
+        at, what = measured
+        return at[8 * first : 8 * (first + n)], what[16 * first : 16 * (first + n)]
 
 
 class Bundle:

@@ -80,7 +80,7 @@ class Capture:
         self.quick = quick_path(self.lock, self._root)
         self.troubles = Troubles(drain, strict=plan.strict)
         self.phases = Phases(plan.phases, step, self.troubles.skip, self.troubles.failed)
-        self.recorder = Recorder(drain, self.troubles, tables)
+        self.recorder = Recorder(drain, self.troubles, tables, self._step_of)
         self.collector = Collector(self, self.recorder, self.troubles)
         self.structure: naming.Structure = naming.Structure(model)
         self.taps = Taps(self, self.structure, self.troubles)
@@ -168,6 +168,7 @@ class Capture:
                 self.observer.end_step()
             self.recorder.hand_over(self._step_of)
             self.recorder.end_phases()
+            self.recorder.close()
             self._graph.close(step=self.step)
             self._is_bare = True  # last: who is interrupted before it closes again
             self.troubles.tell_the_rest()

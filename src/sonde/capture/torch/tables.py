@@ -7,6 +7,7 @@ device without a kernel of its own uses plain torch operations there.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Protocol
 
 import numpy as np
@@ -23,8 +24,11 @@ from sonde.record import Sketches
 from sonde.sketch import take
 
 _FIRST_ROWS = 64
-_KEPT_TABLES = 3
-"""Empty tables kept for the next steps: one being filled, one being read, one in between."""
+_SLICE_ROWS = 1024
+"""Rows of a table, 17 MB: of what lies in the third-level cache of a processor, sketches are made
+five times as fast as of what does not."""
+_KEPT_TABLES = 2
+"""Empty tables kept for the next steps: one being read, one in between."""
 _BOUNDARY = 256
 FORMATS = {dtype: c.DTYPES[name] for dtype, name in plain.DTYPES.items()}
 """What fused kernels read, with its code in C."""
@@ -65,18 +69,19 @@ class Sketcher(Table, Protocol):
 
     def add_many(
         self,
-        indices: NDArray[np.int64],
+        offsets: NDArray[np.int64],
         tensors: Sequence[Tensor],
-        measured: Measured | None,
+        measured: Measured | None = None,
         *,
+        first: int = 0,
         copies: Snapshot | None = None,
         olds: Snapshot | None = None,
     ) -> None:
         """Add each tensor to its row, in one go: tensors on this device that it takes, and what is
-        known of them.
+        known of them. The i-th row is `first + offsets[i]`.
 
         With `copies`, they are copied there on the way. With `olds`, it is the differences to these
-        that are sketched. The same array of indices stands for tensors of the same sizes and
+        that are sketched. The same array of offsets stands for tensors of the same sizes and
         dtypes, whenever it is given.
         """
 
@@ -126,26 +131,32 @@ class HostTable:
 
     kernel = "c"
     can_take = True
+    slice_rows = _SLICE_ROWS
 
     def __init__(self) -> None:
         self.book: quick.Book | None = None
         if quick.AVAILABLE:
             self.book = quick.Book()
             self.book.on_host(c.entry())
-        self._free: list[row.Table] = []
+        self._pool = _Pool()
         self._use(row.new_table(_FIRST_ROWS))
+
+    @property
+    def nbytes(self) -> tuple[int, int]:
+        return self._rows.nbytes + self._pool.nbytes, 0
 
     def ensure(self, n_rows: int) -> None:
         if n_rows > len(self._rows):
-            grown = row.new_table(max(n_rows, 2 * len(self._rows)))
+            grown = row.new_table(max(n_rows, min(2 * len(self._rows), _SLICE_ROWS)))
             grown[: len(self._rows)] = self._rows
             self._use(grown)
 
-    def take(self) -> Filled:
-        filled = _HostRows(self._rows, self._free)
-        while self._free and len(self._free[-1]) != len(self._rows):
-            self._free.pop()
-        self._use(self._free.pop() if self._free else row.new_table(len(self._rows)))
+    def take(self, used: int | None = None, *, early: bool = False) -> Filled:
+        if early:
+            # Packed here and now they are small and in the cache; and no other table is needed.
+            return PackedRows(c.pack(self._rows, np.arange(used or 0)))
+        filled = _HostRows(self._rows, used, self._pool)
+        self._use(self._pool.get(len(self._rows)))
         return filled
 
     def _use(self, rows: row.Table) -> None:
@@ -156,6 +167,10 @@ class HostTable:
 
     def discard(self) -> None:
         row.clear(self._rows)
+
+    def close(self) -> None:
+        self._pool.close()
+        self._use(row.new_table(1))
 
     def add(self, index: int, x: Tensor) -> None:
         values, repeat, zeros = plain.readable(x)
@@ -175,16 +190,17 @@ class HostTable:
 
     def add_many(
         self,
-        indices: NDArray[np.int64],
+        offsets: NDArray[np.int64],
         tensors: Sequence[Tensor],
-        measured: Measured | None,
+        measured: Measured | None = None,
         *,
+        first: int = 0,
         copies: Snapshot | None = None,
         olds: Snapshot | None = None,
     ) -> None:
-        n = len(indices)
+        n = len(offsets)
         work = np.zeros((6, n), dtype=np.int64)
-        work[0] = self._address + indices * row.ROW_BYTES
+        work[0] = self._address + (first + offsets) * row.ROW_BYTES
         if measured is not None:
             at, what = (np.frombuffer(m, dtype=np.int64) for m in measured)
             work[1], work[2], work[3] = at, what[::2], what[1::2] & 0xFFFF
@@ -196,10 +212,40 @@ class HostTable:
             work[4] = copies.addresses
         if olds is not None:
             work[5] = olds.addresses
-        first = work.ctypes.data
-        rows, datas, sizes, codes, to, of = (first + i * n * work.itemsize for i in range(6))
+        base = work.ctypes.data
+        rows, datas, sizes, codes, to, of = (base + i * n * work.itemsize for i in range(6))
         to, of = to if copies is not None else 0, of if olds is not None else 0
         c.add_many(rows, datas, sizes, codes, to, of, n, torch.get_num_threads())
+
+
+class _Pool:
+    """Empty tables of one length, for the next steps."""
+
+    def __init__(self) -> None:
+        self._free: list[row.Table] = []
+        self._length = 0
+        self._is_closed = False
+
+    @property
+    def nbytes(self) -> int:
+        return sum(rows.nbytes for rows in list(self._free))
+
+    def get(self, length: int) -> row.Table:
+        if length != self._length:
+            self._length = length
+            self._free.clear()
+        try:
+            return self._free.pop()
+        except IndexError:
+            return row.new_table(length)
+
+    def put(self, rows: row.Table) -> None:
+        if not self._is_closed and len(rows) == self._length and len(self._free) < _KEPT_TABLES:
+            self._free.append(rows)
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._free.clear()
 
 
 class _HostRows:
@@ -207,16 +253,38 @@ class _HostRows:
 
     can_wait = False
 
-    def __init__(self, rows: row.Table, free: list[row.Table]) -> None:
+    def __init__(self, rows: row.Table, used: int | None, pool: _Pool) -> None:
         self._rows = rows
-        self._free = free
+        self._used = used
+        self._pool = pool
         self.size_bytes = rows.nbytes
 
     def sketches(self, rows: NDArray[np.int64]) -> Sketches:
         found = c.pack(self._rows, rows)
-        if len(self._free) < _KEPT_TABLES:
-            self._free.append(self._rows)
+        if self._used is not None:
+            unread = np.ones(self._used, dtype=np.bool_)
+            unread[rows] = False
+            for index in np.flatnonzero(unread):  # given up: they may hold anything
+                row.clear(self._rows[index : index + 1])
+        self._pool.put(self._rows)
+        del self._rows
         return found
+
+
+class PackedRows:
+    """Rows that were made columns when they were taken."""
+
+    can_wait = True
+
+    def __init__(self, columns: Sketches) -> None:
+        self._columns = columns
+        self.size_bytes = sum(getattr(columns, f.name).nbytes for f in fields(columns))
+
+    def sketches(self, rows: NDArray[np.int64]) -> Sketches:
+        n = len(self._columns.counts)
+        if len(rows) == n and np.array_equal(rows, np.arange(n)):
+            return self._columns
+        return take(self._columns, rows)
 
 
 class PlainTable:
@@ -224,26 +292,40 @@ class PlainTable:
 
     kernel = "torch"
     can_take = True
+    slice_rows = _SLICE_ROWS
 
     def __init__(self, device: torch.device, reason: str = "") -> None:
         self.reason = reason
         self._device = device
         self._rows = self._new(_FIRST_ROWS)
 
+    @property
+    def nbytes(self) -> tuple[int, int]:
+        return (self._rows.nbytes, 0) if self._device.type == "cpu" else (0, self._rows.nbytes)
+
     def ensure(self, n_rows: int) -> None:
         if n_rows > len(self._rows):
-            grown = self._new(max(n_rows, 2 * len(self._rows)))
+            grown = self._new(max(n_rows, min(2 * len(self._rows), _SLICE_ROWS)))
             with torch._C._DisableFuncTorch():
                 grown[: len(self._rows)] = self._rows
             self._rows = grown
 
-    def take(self) -> Filled:
+    def take(self, used: int | None = None, *, early: bool = False) -> Filled:
+        if early and self._device.type == "cpu":
+            with torch._C._DisableFuncTorch():
+                table = self._rows.numpy()
+            columns = row.unpack(table[:used])
+            row.clear(table)
+            return PackedRows(columns)
         filled = _PlainRows(self._rows)
         self._rows = self._new(len(self._rows))
         return filled
 
     def discard(self) -> None:
         self._rows = self._new(len(self._rows))
+
+    def close(self) -> None:
+        self._rows = self._new(0)
 
     def add(self, index: int, x: Tensor) -> None:
         plain.add(self._rows, index, x)
@@ -253,15 +335,17 @@ class PlainTable:
 
     def add_many(
         self,
-        indices: NDArray[np.int64],
+        offsets: NDArray[np.int64],
         tensors: Sequence[Tensor],
-        measured: Measured | None,
+        measured: Measured | None = None,
         *,
+        first: int = 0,
         copies: Snapshot | None = None,
         olds: Snapshot | None = None,
     ) -> None:
-        for i, (index, x) in enumerate(zip(indices.tolist(), tensors, strict=True)):
+        for i, (offset, x) in enumerate(zip(offsets.tolist(), tensors, strict=True)):
             x = x.detach()
+            index = first + offset
             plain.add(self._rows, index, x if olds is None else difference(x, olds.like(i, x)))
             if copies is not None:
                 copies.like(i, x).copy_(x)

@@ -783,6 +783,62 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   }
 }
 
+// Rows made small and written to host memory, and emptied: a row is 16 words, as they were but for
+// word 13, how many of its bins are not empty, and word 14, where they begin in `bins`: one word each,
+// the count times 2^11 plus the number of the bin, in order. `cursor` counts the words of all rows; a
+// row for which there is no room left says so, with a beginning of -1.
+//
+// A block takes a row, a thread eight of its bins. The host's memory is written to as it lies: some
+// words per row, while a copy of whole rows would take longer than to find those that count.
+enum { PACKERS = BINS / 8 };
+extern "C" __global__ void __launch_bounds__(PACKERS)
+    pack(u64 *rows, i64 n, u64 *heads, u64 *bins, u64 room, u64 *cursor) {
+  __shared__ u32 before[PACKERS / 32], total;
+  __shared__ u64 begin;
+  int t = threadIdx.x, lane = t & 31, warp = t >> 5;
+  for (i64 r = blockIdx.x; r < n; r += gridDim.x) {
+    u64 *row = rows + r * WORDS, *own = row + HEADER + 8 * t, c[8];
+    u32 held = 0;
+#pragma unroll
+    for (int k = 0; k < 8; k += 2) {
+      ulonglong2 two = *(const ulonglong2 *)(own + k);
+      c[k] = two.x, c[k + 1] = two.y;
+      held += (two.x != 0) + (two.y != 0);
+    }
+    u32 sum = held;
+#pragma unroll
+    for (int o = 1; o < 32; o <<= 1) {
+      u32 other = __shfl_up_sync(~0u, sum, o);
+      if (lane >= o) sum += other;
+    }
+    if (lane == 31) before[warp] = sum;
+    __syncthreads();
+    if (t == 0) {
+      u32 all = 0;
+      for (int w = 0; w < PACKERS / 32; w++) {
+        u32 of = before[w];
+        before[w] = all, all += of;
+      }
+      total = all;
+      begin = atomicAdd(cursor, (u64)all);
+    }
+    __syncthreads();
+    bool fits = begin + total <= room;
+    u64 to = begin + before[warp] + sum - held;
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+      if (!c[k]) continue;
+      if (fits) bins[to++] = c[k] << 11 | (u64)(8 * t + k);
+      own[k] = 0;
+    }
+    if (t < HEADER) {
+      heads[r * HEADER + t] = t == 13 ? total : t == 14 ? (fits ? begin : ~0ULL) : row[t];
+      row[t] = t == 11 ? 0xfff0000000000000ULL : (t == 10 || t == 12) ? 0x7ff0000000000000ULL : 0ULL;
+    }
+    __syncthreads();
+  }
+}
+
 // Copy rows out and make them empty again.
 extern "C" __global__ void take(u64 *rows, u64 *to, i64 words) {
   i64 stride = (i64)gridDim.x * blockDim.x;
