@@ -30,7 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
             return code
     except SondeError as error:
-        print(f"sonde: {error}", file=sys.stderr)
+        from sonde.cli import _text
+
+        lines = str(error).splitlines() or [""]
+        print("\n".join(map(_text.clean, [f"sonde: {lines[0]}", *lines[1:]])), file=sys.stderr)
         return 2
     except BrokenPipeError:
         # The reader of our output has gone, as `| head` does; Python must not complain at exit.

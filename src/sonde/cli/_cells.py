@@ -7,6 +7,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sonde.cli import _text
+
 _FORMULA: Final = r"^[=+\-@\t\r]"
 
 
@@ -20,6 +22,18 @@ def for_csv(table: Any) -> Any:  # pa.Table
             quoted = pc.binary_join_element_wise("'", column, "")
             column = pc.if_else(is_formula, quoted, column)
         columns[name] = column
+    return pa.table(columns)
+
+
+def for_terminal(table: Any) -> Any:  # pa.Table
+    """The table without characters that could steer a terminal."""
+    columns = {}
+    for name in table.schema.names:
+        column = table[name]
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            texts = [None if v is None else _text.clean(v) for v in column.to_pylist()]
+            column = pa.array(texts, pa.string())
+        columns[_text.clean(name)] = column
     return pa.table(columns)
 
 

@@ -17,7 +17,8 @@ def mention(run: Run) -> int:
     """Name damaged files; the exit code is 1 if there are any."""
     damaged = run.damaged
     for damage in damaged[:_SHOWN]:
-        print(f"sonde: not read: {damage.file} {_text.clean(damage.problem)}", file=sys.stderr)
+        said = _text.clean(f"sonde: not read: {damage.file} {damage.problem}")
+        print(said, file=sys.stderr)
     if len(damaged) > _SHOWN:
         print(f"sonde: and {len(damaged) - _SHOWN} more, see `sonde show`", file=sys.stderr)
     return 1 if damaged else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -12,6 +13,7 @@ from typing import Any, Final
 from rich.console import Console
 
 _PIPED_WIDTH: Final = 120
+_ODD: Final = re.compile(r"[^\x20-\x7e\n]")
 _BARS: Final = "▁▂▃▄▅▆▇█"
 
 
@@ -21,9 +23,20 @@ def console() -> Console:
     return Console(width=width, highlight=False, emoji=False, markup=False)
 
 
+def say(text: str) -> None:
+    """A line on standard output, which may hold text of a run."""
+    print(clean(text))
+
+
 def print_json(value: object) -> None:
-    """Valid JSON on standard output: NaN and infinities are null."""
-    print(json.dumps(to_json(value), indent=1, ensure_ascii=False))
+    """Valid JSON on standard output: NaN and infinities are null, and what could steer a terminal
+    is escaped."""
+    text = json.dumps(to_json(value), indent=1, ensure_ascii=False)
+    print(_ODD.sub(_escaped, text))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1]
 
 
 def to_json(value: Any) -> Any:  # Any: whatever a query returns

@@ -45,5 +45,6 @@ def run(arguments: argparse.Namespace) -> int:
         before, after = report.segments_before, report.segments_after
         print(f"{before:,} segments became {after:,}." if before else "Nothing to compact.")
     for damage in report.damages:
-        print(f"sonde: not compacted: {damage.file} {damage.problem}", file=sys.stderr)
+        said = _text.clean(f"sonde: not compacted: {damage.file} {damage.problem}")
+        print(said, file=sys.stderr)
     return 1 if report.damages else 0

@@ -22,14 +22,33 @@ def run(arguments: argparse.Namespace) -> int:
 
     if not os.path.isdir(arguments.folder):
         raise RunError(f"There is no folder `{arguments.folder}`.")
-    rows = [_row(found) for found in locations.find_runs(arguments.folder)]
+    rows = [_row_or_problem(found) for found in locations.find_runs(arguments.folder)]
     if arguments.json:
         _text.print_json(rows)
     elif rows:
         _print(rows, arguments.folder)
     else:
-        print(f"There is no run in `{arguments.folder}` yet.")
+        _text.say(f"There is no run in `{arguments.folder}` yet.")
     return 1 if any(row["problem"] for row in rows) else 0
+
+
+def _row_or_problem(found: Any) -> dict[str, Any]:  # locations.FoundRun
+    """A run that is wrong in a way that nothing foresees is listed too, and hides no other."""
+    try:
+        return _row(found)
+    except Exception as error:
+        return {
+            "name": found.name,
+            "path": found.path,
+            "status": "unknown",
+            "created_s": found.created_ns / 1e9,
+            "step": None,
+            "records": 0,
+            "dropped": 0,
+            "ranks": 0,
+            "size_bytes": 0,
+            "problem": found.problem or f"cannot be listed ({type(error).__name__}: {error})"[:200],
+        }
 
 
 def _row(found: Any) -> dict[str, Any]:  # locations.FoundRun
@@ -94,4 +113,5 @@ def _print(rows: list[dict[str, Any]], folder: str) -> None:
         )
     console = _text.console()
     console.print(table)
-    console.print(f"sonde show {os.path.join(folder, str(rows[0]['name']))}", style="dim")
+    first = _text.clean(os.path.join(folder, str(rows[0]["name"])))
+    console.print(f"sonde show {first}", style="dim")

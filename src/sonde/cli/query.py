@@ -40,7 +40,8 @@ def _write_csv(table: Any) -> None:  # pa.Table
     from sonde.cli import _cells
 
     sys.stdout.flush()
-    csv.write_csv(_cells.for_csv(table), sys.stdout.buffer)
+    shown = _cells.for_terminal(table) if sys.stdout.isatty() else table
+    csv.write_csv(_cells.for_csv(shown), sys.stdout.buffer)
 
 
 def _print(table: Any, limit: int) -> None:  # pa.Table

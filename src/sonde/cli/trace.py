@@ -98,7 +98,7 @@ def _beside(source: str, each: Assigned) -> Text:
         line.append(_text.clean(each.text), style="cyan")
         return line
     size = "×".join(str(n) for n in each.shape) or "scalar"
-    line.append(f"{each.dtype} {size}", style="cyan")
+    line.append(f"{_text.clean(each.dtype)} {size}", style="cyan")
     if each.mean is not None:
         mean, std = _text.number(each.mean), _text.number(each.std)
         low, high = _text.number(each.low), _text.number(each.high)
@@ -118,7 +118,7 @@ def _list(found: Run, *, as_json: bool) -> None:
         _text.print_json(rows)
         return
     if not rows:
-        print(f"Nothing was traced in `{found.name}`. `sonde.trace(model, [...])` does.")
+        _text.say(f"Nothing was traced in `{found.name}`. `sonde.trace(model, [...])` does.")
         return
     table = Table("variable", "values", "steps", "ranks", "dtype", "shape", "size", box=None)
     for row in rows:
@@ -127,7 +127,7 @@ def _list(found: Run, *, as_json: bool) -> None:
             _text.number(row["values"]),
             f"{row['first_step']}–{row['last_step']}",
             str(len(row["ranks"])),
-            row["dtype"] or "",
+            _text.clean(row["dtype"] or ""),
             "×".join(str(n) for n in row["shape"] or ()),
             _text.bytes_text(row["nbytes"]),
         )

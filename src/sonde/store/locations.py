@@ -171,9 +171,11 @@ def _found(path: str) -> FoundRun | None:
         created = read_run_file(path).get("created_ns")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (DamagedError, RunError, OSError) as error:
-        return FoundRun(path, _modified_ns(path), str(error))
-    return FoundRun(path, created if isinstance(created, int) else _modified_ns(path))
+    except Exception as error:  # a stranger's run may be wrong in any way, and hides no other
+        return FoundRun(path, _modified_ns(path), str(error) or type(error).__name__)
+    if not isinstance(created, int) or not 0 <= created < 1 << 63:
+        created = _modified_ns(path)
+    return FoundRun(path, created)
 
 
 def _newest(folder: str) -> str:

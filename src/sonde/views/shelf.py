@@ -13,10 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sonde._errors import RunError
 from sonde.store import attempts, locations
 from sonde.store.attempts import AttemptReader, AttemptRecord
-from sonde.store.documents import DamagedError
 from sonde.views import ids
 from sonde.views.specs import RunRow, Runs, RunStatus
 from sonde.views.subject import MAX_LABEL, shown
@@ -78,7 +76,7 @@ class Shelf:
         runs = self.runs()
         return Runs(
             folder=shown(self.folder, 500),
-            runs=tuple(self._row(run) for run in runs[:_MAX_RUNS]),
+            runs=tuple(self._row_or_problem(run) for run in runs[:_MAX_RUNS]),
             left_out=max(len(runs) - _MAX_RUNS, 0),
             how_to_record=HOW_TO_RECORD,
         )
@@ -119,8 +117,30 @@ class Shelf:
         try:
             with self._lock:
                 return list(reader.read()[0].values())
-        except OSError:
+        except Exception:  # a stranger's run may be wrong in any way, and hides no other
             return []
+
+    def _row_or_problem(self, run: Shelved) -> RunRow:
+        """A run that is wrong in a way that nothing foresees is listed too, and hides no other."""
+        try:
+            return self._row(run)
+        except Exception as error:
+            problem = run.problem or f"cannot be listed ({type(error).__name__})"
+            return RunRow(
+                id=run.id,
+                name=shown(run.name, MAX_LABEL),
+                status="unknown",
+                stamp="",
+                created_ms=run.created_ns / 1e6,
+                last_seen_ms=None,
+                last_step=None,
+                records=0,
+                dropped=0,
+                ranks=0,
+                size_bytes=0,
+                model=None,
+                problem=shown(problem, 300),
+            )
 
     def _row(self, run: Shelved) -> RunRow:
         records = self._records(run.path)
@@ -151,7 +171,7 @@ def _read(path: str) -> Shelved:
     name = os.path.basename(path)
     try:
         about = locations.read_run_file(path)
-    except (DamagedError, RunError, OSError) as error:
+    except Exception as error:  # a stranger's run may be wrong in any way, and hides no other
         modified = int(os.path.getmtime(path) * 1e9) if os.path.isdir(path) else 0
         return Shelved(ids.of_run(name, None), path, name, None, modified, None, str(error))
     run_id, created = about.get("run_id"), about.get("created_ns")

@@ -278,8 +278,9 @@ def shape_text(shape: Sequence[int]) -> str:
 
 
 def shown(text: str, limit: int) -> str:
-    """The text, cut to a length that can be shown."""
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+    """The text, cut to a length that can be shown; what is no Unicode is escaped."""
+    text = text if len(text) <= limit else f"{text[: limit - 1]}…"
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _entry(row: Mapping[str, Any]) -> Entry:
