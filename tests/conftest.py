@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import logging
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -100,6 +101,18 @@ def watching(tmp_path):
     yield start
     for watch in opened:
         watch.close()
+
+
+@pytest.fixture
+def flushing():
+    """To be called for a context after which a watch has warned of all there is to warn of."""
+
+    @contextmanager
+    def flushed(watch):
+        yield
+        watch.flush()
+
+    return flushed
 
 
 @pytest.fixture(autouse=True)

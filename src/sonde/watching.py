@@ -26,7 +26,7 @@ from weakref import ref
 from sonde._errors import SondeError
 from sonde._signals import is_from_handler
 from sonde.capture.budget import Budget
-from sonde.capture.drain import Drain
+from sonde.capture.drain import Drain, Word
 from sonde.capture.frameworks import torch_capture
 from sonde.capture.launch import rank_and_world
 from sonde.capture.plan import Every, Phases, Plan, kinds_of, phases_of, schedule_of, selector_of
@@ -201,7 +201,7 @@ class Watch:
         self._is_shut = False
         self._reason: str | None = None
         if session is not None and drain is not None:
-            session.capture.troubles.warn = voice.warn
+            session.capture.troubles.warn = self._warn_later
             if budget is not None:
                 budget.spent_s = lambda: session.spent_s
             drain.after_step = self._tell_cost
@@ -423,6 +423,12 @@ class Watch:
 
     def _is_off(self) -> bool:
         return self._closed or os.getpid() != self._pid
+
+    def _warn_later(self, text: str) -> None:
+        """Warn from the drain: this is called in hooks."""
+        assert self._drain is not None
+        if self._voice.is_new(text):
+            self._drain.put(Word(text))
 
     def _refuse(self, text: str) -> None:
         assert self._session is not None

@@ -599,7 +599,7 @@ def test_a_model_that_was_compiled_before_is_recorded_too(watching):
     assert set(found.at(0)) == set(record(watching, eager, eager).at(0))
 
 
-def test_a_function_that_was_compiled_before_is_told_of(watching):
+def test_a_function_that_was_compiled_before_is_told_of(watching, flushing):
     """What a user compiled around the model cannot be found; its silence can be."""
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -607,7 +607,8 @@ def test_a_function_that_was_compiled_before_is_told_of(watching):
     call(torch.ones(5, 8))
     watch, memory = watching(model, optimizer)
     call(torch.ones(5, 8)).sum().backward()
-    with pytest.warns(sonde.SondeWarning, match=r"no call of the model was seen.*torch.compile"):
+    text = r"no call of the model was seen.*torch.compile"
+    with pytest.warns(sonde.SondeWarning, match=text), flushing(watch):
         optimizer.step()
     optimizer.step()
     watch.close()

@@ -286,7 +286,7 @@ def test_an_output_that_cannot_be_looked_into_switches_off_that_module(watching)
         for _ in range(3):
             model(torch.ones(1, 4))
             watch.step()
-    watch.close()
+        watch.close()
     assert len([w for w in warned if "no items for you" in str(w.message)]) == 2
     for at in range(3):
         assert set(memory.at(at)) == {"0/output/0", "1.fc/output/0"}

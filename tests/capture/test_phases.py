@@ -168,13 +168,15 @@ def test_a_named_phase_can_have_the_step_that_the_user_names(watching, model, op
     assert memory.scalars == {(7000, "validation"): {"accuracy": 0.5}}
 
 
-def test_a_phase_whose_schedule_raises_is_left_out_and_training_goes_on(watching, model, optimizer):
+def test_a_phase_whose_schedule_raises_is_left_out_and_training_goes_on(
+    watching, model, optimizer, flushing
+):
     def every(step):
         raise ZeroDivisionError("oops")
 
     watch, memory = watching(model, optimizer, every=1, phases={"train": 1, "eval": every})
     train(model, optimizer)
-    with pytest.warns(sonde.SondeWarning, match="oops"):
+    with pytest.warns(sonde.SondeWarning, match="oops"), flushing(watch):
         evaluate(model)
     train(model, optimizer)
     evaluate(model)

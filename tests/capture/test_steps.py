@@ -1,6 +1,7 @@
 """Right step, right phase: schedules, evaluation, pauses, and where a scalar belongs."""
 
 import threading
+from contextlib import closing
 
 import pytest
 import torch
@@ -102,9 +103,8 @@ def test_a_schedule_that_raises_records_nothing_and_says_so_once(watching, model
         raise ZeroDivisionError("oops")
 
     watch, memory = watching(model, optimizer, every=every)
-    with pytest.warns(sonde.SondeWarning, match="oops") as warned:
+    with pytest.warns(sonde.SondeWarning, match="oops") as warned, closing(watch):
         step(model, optimizer, 4)
-    watch.close()
     assert len(warned) == 1
     assert train_steps(memory) == [0]
     assert memory.counted("failed") == {("every", "ZeroDivisionError('oops')"): 4}

@@ -914,10 +914,11 @@ def test_attached_tensors_inside_of_checkpoints_count_once(watching, reentrant):
         assert found[f"inner.fc{call}/output_grad/0"].count == 12
 
 
-def test_nothing_recorded_is_the_empty_sketch(watching):
+def test_nothing_recorded_is_the_empty_sketch(watching, flushing):
     model = Mlp()
     watch, memory = watching(model)
-    with pytest.warns(sonde.SondeWarning, match="no call of the model was seen"):
+    text = "no call of the model was seen"
+    with pytest.warns(sonde.SondeWarning, match=text), flushing(watch):
         watch.step()
     watch.close()
     assert Sketch.merged(memory.at(0).values()).nans == 0

@@ -203,14 +203,14 @@ def test_an_interrupt_leaves_a_mode_that_goes_away(graph_of):
     }
 
 
-def test_a_mistake_of_ours_is_an_event_and_not_an_exception(tmp_path, monkeypatch):
+def test_a_mistake_of_ours_is_an_event_and_not_an_exception(tmp_path, monkeypatch, flushing):
     def fail(self, *args):
         raise RuntimeError("ours")
 
     monkeypatch.setattr(Trace, "operation", fail)
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     with sonde.watch(model, dir=tmp_path, name="r", every=1) as watch:
-        with pytest.warns(sonde.SondeWarning, match="graph"):
+        with pytest.warns(sonde.SondeWarning, match="graph"), flushing(watch):
             model(X)
         for _ in range(3):
             model(X)

@@ -1,7 +1,9 @@
 """Whatever a metric does, training goes on, the run says so once, and the others are as ever."""
 
+import sys
 import threading
 import time
+import warnings
 
 import pytest
 import torch
@@ -44,6 +46,7 @@ BAD = {
     "complex": (lambda x: x * 1j, {"failed"}),
     "a dict of texts": (lambda _x: {"a": "b"}, {"failed"}),
     "wrong shapes": (lambda x: x @ torch.ones(77, 1), {"failed"}),
+    "exits": (lambda _x: sys.exit(3), {"failed"}),
     "nan": (lambda x: x.mean() * float("nan"), {"metric_nan"}),
     "slow": (slow, {"metric_slow"}),
 }
@@ -215,3 +218,49 @@ def test_closing_takes_everything_off(watching):
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
     assert all(not p._backward_hooks for p in model.parameters())
     assert not sonde.is_watching()
+
+
+def test_a_metric_that_fails_where_warnings_are_errors_stops_nothing(watching, unheard):
+    model = mlp()
+    optimizer = sgd(model)
+    watch, memory = watching(model, optimizer)
+    watch.add_metric("bad", raising)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, optimizer, 2)
+        watch.close()
+    assert len([e for e in memory.events if e.code == "failed"]) == 1
+    assert "bad" in unheard.pop()
+
+
+def test_a_warning_never_runs_code_of_the_users_inside_a_hook(watching, monkeypatch, unheard):
+    model = mlp()
+    optimizer = sgd(model)
+    watch, _ = watching(model, optimizer)
+    watch.add_metric("bad", raising)
+    shown = []
+
+    def show(message, *_args, **_more):
+        shown.append((threading.current_thread().name, str(message)))
+        raise RuntimeError("a function of the user's that shows warnings fails")
+
+    monkeypatch.setattr(warnings, "showwarning", show)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", show)
+        train(model, optimizer, 2)
+        watch.close()
+    assert [thread for thread, _ in shown] == ["sonde-drain"]
+    assert unheard.pop() == shown[0][1]
+
+
+def test_an_interrupt_inside_a_metric_reaches_the_user(watching):
+    def interrupted(_x):
+        raise KeyboardInterrupt
+
+    model = mlp()
+    optimizer = sgd(model)
+    watch, _ = watching(model, optimizer)
+    watch.add_metric("bad", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(model, optimizer, 1)

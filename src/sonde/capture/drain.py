@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from sonde._signals import Bell, Gate, is_from_handler
 from sonde.capture.norms import Norms
 from sonde.capture.rows import QUICK_PHASE, Filled, Window
+from sonde.capture.voice import say
 from sonde.record import Event, GraphPart, NumberBatch, Sink, SiteInfo, SketchBatch, Sketches
 from sonde.sketch import concatenate, cut, merge_groups
 
@@ -81,6 +82,13 @@ class Numbers:
 
 
 @dataclass(frozen=True, slots=True)
+class Word:
+    """A warning. It is given here, because code of the user's may show it, or make it an error."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class NewSink:
     """One more sink to feed from now on; it is told the sites declared so far."""
 
@@ -92,7 +100,7 @@ class _Barrier:
     reached: Gate = field(default_factory=Gate)
 
 
-Job = Part | End | Numbers | Later | Event | GraphPart | NewSink | _Barrier
+Job = Part | End | Numbers | Later | Event | GraphPart | Word | NewSink | _Barrier
 
 
 class Drain:
@@ -138,7 +146,7 @@ class Drain:
         """Whether another window may be handed over now; when not, the step is to be dropped."""
         return self._given_bytes - self._done_bytes < self._capacity_bytes
 
-    def put(self, job: Part | End | Numbers | Later | Event | GraphPart | NewSink) -> None:
+    def put(self, job: Part | End | Numbers | Later | Event | GraphPart | Word | NewSink) -> None:
         """Hand over a job. Never blocks. Ask `has_room` first for windows; the rest is small.
 
         Windows come from one thread at a time.
@@ -234,6 +242,8 @@ class Drain:
                 self._tell(job)
             case GraphPart():
                 self._each(lambda s: _tell_graph(s, job))
+            case Word():
+                say(job.text)
             case NewSink():
                 self._sinks.append(job.sink)
                 if self._declared:

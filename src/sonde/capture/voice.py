@@ -1,7 +1,7 @@
 """The voice: warns once of each thing, and never raises.
 
-Where warnings are errors (`python -W error`), a warning inside a hook would stop training. So it
-is logged instead, to the logger `sonde`.
+Where warnings are errors (`python -W error`), one would stop training. So it is logged instead, to
+the logger `sonde.warnings`. Hooks do not even warn: the drain does it for them.
 """
 
 from __future__ import annotations

@@ -382,7 +382,7 @@ class Observer:
         try:
             with self.capture.lock:
                 act()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self.capture.troubles.failed(f"metrics at {where or '.'}", error)
 
     def _compares(self, path: str) -> bool:
