@@ -81,8 +81,7 @@ def test_a_watch_with_a_budget_leaves_steps_out_and_says_so(tmp_path):
     with sonde.watch(
         model, optimizer, every=1, dir=tmp_path, name="thin", overhead_budget=0.01
     ) as watch:
-        began = time.perf_counter()
-        while time.perf_counter() - began < 1.0:
+        for _ in range(400):
             model(torch.ones(2, 64)).sum().backward()
             optimizer.step()
             time.sleep(0.001)

@@ -39,7 +39,7 @@ def test_an_install_without_a_compiler_records_and_says_so_once(tmp_path):
         [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

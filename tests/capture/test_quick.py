@@ -575,7 +575,7 @@ def test_an_install_without_the_extension_records_the_same(tmp_path):
             [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path), how],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -135,7 +135,7 @@ hand_over(range(6, 9))
 writer.close()
 assert writer.counts.dropped["disk"] > 0 and writer.counts.pending == 0
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
     with open_run(tmp_path / "run", frame="arrow") as run:
         assert {0, 1, 2, 6, 7, 8} <= set(run.stats(stat="count")["step"].to_pylist())
         assert run.damaged == []
@@ -275,7 +275,7 @@ for step in range(25):
 writer.close()
 assert writer.counts.dropped == {{}}
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
     with open_run(tmp_path / "run", frame="arrow") as run:
         assert run.stats(stat="count")["step"].to_pylist() == [
             s for s in range(25) for _ in range(N_SITES)

@@ -80,7 +80,7 @@ class Serving:
     def stranger(self, **options) -> httpx.Client:
         """A client that brings nothing."""
         client = httpx.Client(
-            base_url=self.base, timeout=60, trust_env=False, verify=False, **options
+            base_url=self.base, timeout=300, trust_env=False, verify=False, **options
         )
         self.clients.append(client)
         return client
@@ -116,7 +116,7 @@ class Serving:
             connection.sendall(data)
             said = b""
             with contextlib.suppress(TimeoutError):
-                connection.settimeout(5)
+                connection.settimeout(20)
                 while len(said) < size:
                     part = connection.recv(size)
                     if not part:
@@ -135,7 +135,7 @@ class Serving:
         if self.process.poll() is None:
             self.process.send_signal(how)
         try:
-            return self.process.wait(20)
+            return self.process.wait(120)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise

@@ -55,7 +55,7 @@ def test_a_killed_worker_is_replaced_and_nobody_notices(server):
     assert workers
     for process in workers:
         process.send_signal(signal.SIGKILL)
-    psutil.wait_procs(workers, timeout=10)
+    psutil.wait_procs(workers, timeout=120)
     assert server.get("run", run=run).status_code == 200
     assert server.get("runs").status_code == 200
     assert not {w.pid for w in server.workers()} & {w.pid for w in workers}
@@ -84,14 +84,14 @@ def test_workers_are_killed_while_they_are_asked(server):
 
 
 @contextlib.contextmanager
-def serving(folder, *, timeout_s=30.0, patience_s=10.0):
+def serving(folder, *, patience_s=10.0):
     """A server in a thread, so that its limits can be short."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(512)
         port = listening.getsockname()[1]
         rules = Rules.of(token=None, port=port, host="127.0.0.1")
-        app = make_app(str(folder), rules, timeout_s=timeout_s)
+        app = make_app(str(folder), rules, timeout_s=300)
         config = uvicorn.Config(
             app, log_level="error", ws="none", http=patient_protocol(patience_s)
         )
@@ -99,29 +99,30 @@ def serving(folder, *, timeout_s=30.0, patience_s=10.0):
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300) as client:
                 yield client, port
         finally:
             server.should_exit = True
-            thread.join(20)
+            thread.join(120)
 
 
 def test_a_question_that_takes_too_long_is_given_up(folder):
-    before = {p.pid for p in psutil.Process().children()}
-    with serving(folder, timeout_s=3.0) as (client, _):
-        rows = client.get("/api/runs").json()["spec"]["runs"]
-        run = next(row["id"] for row in rows if row["name"] == "good")
-        assert client.get("/api/run", params={"run": run}).status_code == 200
-        for process in psutil.Process().children():
-            if process.pid not in before:
-                process.suspend()
-        began = time.monotonic()
-        found = client.get("/api/run", params={"run": run})
-        assert found.status_code == 504
-        assert found.json()["error"]["code"] == "timeout"
-        assert "takes longer than 3 s" in found.json()["error"]["message"]
-        assert time.monotonic() - began < 10
-        assert client.get("/api/run", params={"run": run}).status_code == 200
+    async def ask():
+        one, asked = Worker(str(folder), 300), {"view": "runs", "question": []}
+        assert (await one.ask(asked)).status == 200
+        stuck = one._process
+        psutil.Process(stuck.pid).suspend()
+        one.timeout_s = 1.0
+        given_up = await one.ask(asked)
+        one.timeout_s = 300.0
+        assert (await one.ask(asked)).status == 200, "by another process"
+        await one.close()
+        return given_up, stuck.returncode
+
+    given_up, code = asyncio.run(ask())
+    assert (given_up.status, given_up.head["code"]) == (504, "timeout")
+    assert "takes longer than 1 s" in given_up.head["message"]
+    assert code == -signal.SIGKILL
 
 
 def test_connections_that_say_nothing_are_ended(folder):
@@ -133,7 +134,7 @@ def test_connections_that_say_nothing_are_ended(folder):
         slow.sendall(b"GET / HTTP/1.1\r\nHost: ")
         assert client.get("/api/server").status_code == 200
         for one in (*silent, slow):
-            one.settimeout(10)
+            one.settimeout(120)
             with contextlib.suppress(ConnectionResetError):
                 assert one.recv(100) == b"", "the server has hung up"
         time.sleep(0.7)
@@ -162,7 +163,7 @@ def test_more_visitors_than_fit_are_sent_away_and_the_others_served(server):
 
 def test_too_many_questions_for_one_worker_are_refused_at_once(folder):
     async def crowd():
-        one = Worker(str(folder), 30)
+        one = Worker(str(folder), 300)
         asked = [one.ask({"view": "stamps", "runs": []}) for _ in range(100)]
         replies = await asyncio.gather(*asked)
         await one.close()
@@ -177,7 +178,7 @@ def test_quick_questions_go_before_those_that_read_much(folder):
     """What is asked at once, in the order in which it is answered."""
 
     async def crowd():
-        one, answered = Worker(str(folder), 30), []
+        one, answered = Worker(str(folder), 300), []
 
         async def answer_slowly(request):
             await asyncio.sleep(0.01)
@@ -412,7 +413,7 @@ def test_workers_end_with_the_server(start, tmp_path, how):
     workers = found.workers()
     assert workers
     code = found.stop(how)
-    _, alive = psutil.wait_procs(workers, timeout=10)
+    _, alive = psutil.wait_procs(workers, timeout=120)
     assert not alive
     assert "Traceback" not in found.said()
     assert how == signal.SIGKILL or code in {0, 130, -how, 128 + how}
@@ -420,7 +421,7 @@ def test_workers_end_with_the_server(start, tmp_path, how):
 
 def test_a_worker_that_has_grown_is_replaced_and_its_questions_answered(folder):
     async def pids(**limit):
-        one, found = Worker(str(folder), 60, **limit), []
+        one, found = Worker(str(folder), 300, **limit), []
         for _ in range(3):
             reply = await one.ask({"view": "runs", "question": []})
             assert reply.status == 200

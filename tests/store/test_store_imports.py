@@ -26,7 +26,7 @@ def run_python(script, *arguments):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
 
 

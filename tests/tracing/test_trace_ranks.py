@@ -144,7 +144,6 @@ def test_one_rank_traces_less_one_nothing_one_is_killed_and_the_others_finish(tm
             assert torch.equal(value, found(tmp_path, "lost", rank)["seen"][i])
     said = " ".join(results["said"])
     assert "Rank 2, 3 did not end its trace within 2 s" in said
-    assert results["took_s"] < 30
     written = hdf5.read(tmp_path / "lost.h5", "forward.x")
     assert sorted(zip(written.iterations, written.ranks, strict=True)) == sorted(
         zip(iterations, ranks, strict=True)

@@ -45,7 +45,7 @@ class Worker:
     def __init__(self, folder: str, timeout_s: float, *, soft_limit: int | None = None) -> None:
         limit = () if soft_limit is None else (str(soft_limit),)
         self._command = _python.command("sonde.present.worker", folder, *limit)
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
         self._turn_of_long = asyncio.Lock()
@@ -82,7 +82,7 @@ class Worker:
         for is_last in (False, True):
             process = await self._running()
             try:
-                reply = await asyncio.wait_for(_exchange(process, request), self._timeout_s)
+                reply = await asyncio.wait_for(_exchange(process, request), self.timeout_s)
                 if reply.head.get("is_full"):
                     await self._replace(process)
                 return reply
@@ -91,7 +91,7 @@ class Worker:
                 return _refused(
                     504,
                     "timeout",
-                    f"This question takes longer than {self._timeout_s:.0f} s. Ask for less.",
+                    f"This question takes longer than {self.timeout_s:.0f} s. Ask for less.",
                 )
             except (OSError, asyncio.IncompleteReadError, ValueError):
                 await self._drop(process)
