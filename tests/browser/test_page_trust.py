@@ -202,3 +202,63 @@ def test_two_runs_are_told_apart_by_name_and_colour(made_server, open_page, made
     wanted = [tuple(int(colour[i : i + 2], 16) for i in (1, 3, 5)) for _, colour in lines]
     assert [tuple(map(int, re.findall(r"\d+", c))) for c in chips] == wanted
     assert wanted[0] != wanted[1]
+
+
+def test_alternating_modules_and_calls_of_one_cell_are_folded(made_server, open_page, made_ids):
+    page = open_page(made_server, f"#/explore?run={made_ids['mlp200']}")
+    assert page.locator("[data-node]").count() == 2
+    assert page.locator("[data-node] .times-text").all_text_contents() == ["×200", "×200"]
+    names = page.locator(".tree-name").all_inner_texts()
+    assert names == ["Sequential", "0…398", "1…399"]
+    page.evaluate(f"location.hash = '#/explore?run={made_ids['rnn50']}'")
+    cell = page.locator('[data-node="cell"]')
+    cell.wait_for()
+    assert page.locator("[data-node]").count() == 2
+    assert cell.locator(".times-text").text_content() == "×50"
+
+
+def test_a_module_without_parameters_says_so(made_server, open_page, made_ids):
+    page = open_page(made_server, f"#/explore?run={made_ids['mlp200']}&kind=param_grad")
+    expect(page.locator('[data-node="1"]')).to_contain_text("no parameters")
+    assert page.locator("svg.graph-world, .graph").get_by_text("not recorded").count() == 0
+
+
+def test_boxes_count_as_the_tree_does(made_server, open_page, made_ids):
+    page = open_page(made_server, f"#/explore?run={made_ids['llama80']}&at=model")
+    box = page.locator('[data-node][data-label="layers[0…79]"]')
+    step = box.locator(".alike .node-type")
+    assert step.text_content() == "0"
+    box.locator('[data-button="on"]').click()
+    assert step.text_content() == "1"
+    assert box.locator(".node-name").text_content() == "layers[1]"
+
+
+def test_colours_of_boxes_have_a_legend(made_server, open_page, made_ids):
+    page = open_page(made_server, f"#/explore?run={made_ids['normal']}&kind=param")
+    legend = page.locator("[data-tint-legend]")
+    expect(legend).to_contain_text("rms of param")
+    low, high = (float(n) for n in legend.locator(".number").all_inner_texts())
+    assert high / low == pytest.approx(2, rel=0.01)  # all are 1: equal values have one colour
+    page.evaluate(f"location.hash = '#/explore?run={made_ids['broken']}&at=model.layers.1'")
+    expect(legend).to_contain_text("NaN or infinite")
+
+
+def test_the_filter_of_the_tree_finds_what_the_search_finds(made_server, open_page, made_ids):
+    page = open_page(made_server, f"#/explore?run={made_ids['llama80']}")
+    page.get_by_label("Filter modules").fill("q_proj")
+    tree = page.locator(".tree-list")
+    expect(tree.get_by_text("model.layers.79.self_attn.q_proj")).to_have_count(0)  # below, unseen
+    expect(tree.locator(".tree-line").first).to_have_attribute("aria-setsize", "80")
+    page.get_by_label("Filter modules").fill("layers.79 q_proj")
+    expect(tree.locator(".tree-name")).to_have_text(["model.layers.79.self_attn.q_proj"])
+    tree.locator(".tree-line").first.click()
+    page.wait_for_function("() => location.hash.includes('on=model.layers.79.self_attn.q_proj')")
+    page.get_by_label("Filter modules").fill("no such module")
+    expect(tree).to_contain_text("No module matches.")
+
+
+def test_the_root_has_a_name_of_its_own(made_server, open_page, made_ids):
+    page = open_page(made_server, f"#/layers?run={made_ids['moe']}&kind=output&site=./output/0")
+    expect(page.locator("[data-drawer] h2")).to_have_text("(root) output 0")
+    page.locator("[data-heat]").hover(position={"x": 600, "y": 6})
+    expect(page.locator(".tip-title")).to_contain_text("(root)")

@@ -48,7 +48,7 @@ def test_the_overview_tells_what_is_not_finite_first(server, open_page, run_ids)
     card = page.locator("[data-nonfinite]")
     expect(card).to_contain_text("Not finite")
     expect(card).to_contain_text("since step 16, first in")
-    expect(card.get_by_role("button")).to_have_text("model input 0")  # it came with the data
+    expect(card.get_by_role("button")).to_have_text("(root) input 0")  # it came with the data
     assert int(card.get_attribute("data-nonfinite")) > 0
     page = open_page(server, f"#/overview?run={run_ids['transformer']}")
     expect(page.locator("[data-nonfinite]")).to_contain_text("All finite")

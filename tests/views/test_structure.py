@@ -134,7 +134,7 @@ def test_the_panel_of_an_output_is_that_tensor(subject):
         ("1 attn", ["h.1.attn"]),
         ("re:h\\.[02]\\.mlp$", ["h.0.mlp", "h.2.mlp"]),
         ("=h.3", ["h.3"]),
-        ("=.", ["model"]),
+        ("=.", ["(root)"]),
         ("=h", ["h"]),
         ("nothing", []),
     ],

@@ -335,7 +335,7 @@ def test_a_variable_that_never_was_a_tensor_is_in_the_panel_and_has_values(tmp_p
     found = asked(subject, "panel", module="h.0")
     (local,) = [s for s in found.sections if s.kind == "local"]
     assert [s.slot for s in local.sites] == ["forward.x"]
-    assert [s.label for s in local.plain] == ["forward.mode", "forward.mode (call 2)"]
+    assert [s.label for s in local.plain] == ["forward.mode", "forward.mode #1"]
     for section in found.sections:
         assert section is local or section.plain == ()
     first, second = (s.id for s in local.plain)

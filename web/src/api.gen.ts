@@ -606,7 +606,8 @@ export interface CrossSection {
  * The value of one box. Of a folded box: of its first instance, and the spread over all.
  *
  * A box that has no site of the kind itself shows the largest of the sites inside of it
- * (`is_inside`). `row` is its line in `Tint.sparks`, -1 if it has none.
+ * (`is_inside`). `row` is its line in `Tint.sparks`, -1 if it has none. `why` says why there is
+ * no value, where there is none.
  */
 export interface NodeTint {
   id: string;
@@ -619,6 +620,7 @@ export interface NodeTint {
   sites: number;
   is_inside: boolean;
   row: number;
+  why: string;
 }
 
 /**

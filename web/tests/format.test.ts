@@ -64,5 +64,5 @@ test("a site is its module and which tensor of it", () => {
   expect(site({ name: "h.0.attn/output/0", kind: "output", label: "output 0" })).toBe(
     "h.0.attn output 0",
   );
-  expect(site({ name: "./output/0", kind: "output", label: "output 0" })).toBe("model output 0");
+  expect(site({ name: "./output/0", kind: "output", label: "output 0" })).toBe("(root) output 0");
 });

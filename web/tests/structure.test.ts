@@ -2,6 +2,7 @@ import { expect, test } from "vitest";
 import type { FormatLoss, LevelEdge, LevelNode, Tree, TreeNode } from "../src/api.gen";
 import { exponentRange, lossAt } from "../src/core/exponents";
 import { edgeWidth, fitted, layoutLevel, smooth } from "../src/core/layout";
+import { tintLimits } from "../src/core/tint";
 import { missingInsides, slice, visibleLines } from "../src/core/tree";
 
 const node = (module: string, parent: number, more: Partial<TreeNode> = {}): TreeNode => ({
@@ -167,4 +168,18 @@ test("formats lose what lies outside of them, and scaling moves it inside", () =
   });
   const [low, high] = exponentRange(data, [E4M3], 0);
   expect([low, high]).toEqual([-21, 13]);
+});
+
+test("colours of boxes span at least a factor of two, and only widen while a run is followed", () => {
+  const limits = (low: number, high: number) => ({ low, high, least_positive: low });
+  const narrow = tintLimits(limits(0.975, 1.01), null);
+  expect(narrow.high! / narrow.low!).toBeCloseTo(2);
+  expect(narrow.low! * narrow.high!).toBeCloseTo(0.975 * 1.01);
+  expect(tintLimits(limits(0.1, 5), null)).toMatchObject({ low: 0.1, high: 5 });
+  const next = tintLimits(limits(0.2, 4), limits(0.1, 5));
+  expect(next).toMatchObject({ low: 0.1, high: 5 });
+  expect(tintLimits(limits(0.05, 9), next)).toMatchObject({ low: 0.05, high: 9 });
+  const none = { low: null, high: null, least_positive: null };
+  expect(tintLimits(none, null)).toEqual(none);
+  expect(tintLimits(limits(-1, 1), null)).toMatchObject({ low: -1, high: 1 });
 });

@@ -3,7 +3,9 @@
 Two calls are alike when their modules are of the same type, say the same of themselves, took and
 gave tensors of the same shapes, and the same holds for everything inside of them. A run of alike
 neighbours whose paths differ in one number (`h.0`, `h.1`, ...) or that are calls of the same module
-folds into one. The same is done for the tree of modules, called or not.
+folds into one. Sequences of a few neighbours that repeat (linear layer, activation, linear layer,
+activation, ...) fold too: each place of the sequence is one. The same is done for the tree of
+modules, called or not.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ from sonde.record import GraphEdge, GraphModule
 
 MIN_RUN: Final = 3
 """Neighbours that are folded: two are as easily seen as one with a number on it."""
+
+MAX_PERIOD: Final = 6
+"""The longest sequence of neighbours that is looked for as a repeat."""
 
 Flow = Literal["none", "chain", "parallel", "mixed"]
 T = TypeVar("T")
@@ -73,32 +78,51 @@ class Folder:
         in `unfolded`; `*` stands for all."""
         kept_open = frozenset(unfolded)
         folds: list[Fold] = []
-        for run in runs_of(nodes, self._is_alike):
-            is_open = run[0].id in kept_open or "*" in kept_open
-            if len(run) < MIN_RUN or is_open:
-                folds += [Fold((node,)) for node in run]
-            else:
-                folds.append(Fold(tuple(run)))
+        repeat: dict[str, tuple[str, int]] = {}
+        for runs in repeats_of(nodes, self._is_alike):
+            is_open = "*" in kept_open or any(run[0].id in kept_open for run in runs)
+            if is_open:
+                folds += [Fold((node,)) for several in zip(*runs, strict=True) for node in several]
+                continue
+            folds += [Fold(tuple(run)) for run in runs]
+            if len(runs) > 1:
+                repeat |= {n.id: (runs[0][0].id, i) for run in runs for i, n in enumerate(run)}
         home = {node.id: fold.id for fold in folds for node in fold.members}
+        chained: set[str] = set()
         outer: dict[tuple[str, str], int] = {}
         inner: dict[str, set[tuple[str, str]]] = {}
         for edge in edges:
             source, target = home[edge.source], home[edge.target]
+            (left, i), (right, j) = (
+                repeat.get(edge.source, ("", 0)),
+                repeat.get(edge.target, ("", 0)),
+            )
+            if left and left == right and i != j:
+                chained.add(left)
             if source == target and edge.source != edge.target:
                 inner.setdefault(source, set()).add((edge.source, edge.target))
             else:
                 known = outer.get((source, target), 0)
                 outer[source, target] = max(known, edge.count)
         return FoldedLevel(
-            tuple(Fold(f.members, _flow(f.members, inner.get(f.id, set()))) for f in folds),
+            tuple(
+                Fold(
+                    f.members,
+                    "chain"
+                    if repeat.get(f.id, ("", 0))[0] in chained
+                    else _flow(f.members, inner.get(f.id, set())),
+                )
+                for f in folds
+            ),
             tuple(GraphEdge(source, target, n) for (source, target), n in outer.items()),
         )
 
     def run_of(self, node: Node) -> tuple[Node, ...]:
         """The alike neighbours that the node is one of, itself among them."""
-        for run in runs_of(self._graph.inside.get(node.parent, ()), self._is_alike):
-            if any(n.id == node.id for n in run):
-                return tuple(run) if len(run) >= MIN_RUN else (node,)
+        for runs in repeats_of(self._graph.inside.get(node.parent, ()), self._is_alike):
+            for run in runs:
+                if any(n.id == node.id for n in run):
+                    return tuple(run)
         return (node,)
 
     def _is_alike(self, a: Node, b: Node) -> bool:
@@ -156,16 +180,13 @@ class Tree:
         return shapes
 
     def runs(self, i: int) -> list[list[int]]:
-        """The children of a branch, alike neighbours with numbers for names together."""
+        """The children of a branch, repeats with numbers for names together."""
 
         def is_alike(a: int, b: int) -> bool:
             names = (self.branches[a].name, self.branches[b].name)
             return self._shapes[a] == self._shapes[b] and all(n.isdecimal() for n in names)
 
-        found = runs_of(self.branches[i].children, is_alike)
-        return [
-            part for run in found for part in ([run] if len(run) >= MIN_RUN else [[r] for r in run])
-        ]
+        return [run for runs in repeats_of(self.branches[i].children, is_alike) for run in runs]
 
     @cached_property
     def folded_path(self) -> Mapping[str, tuple[str, str]]:
@@ -182,16 +203,28 @@ class Tree:
         return found
 
 
-def runs_of(items: Sequence[T], is_alike: Callable[[T, T], bool]) -> Iterator[list[T]]:
-    """Neighbours that are each like the first of their run, together."""
-    run: list[T] = []
-    for item in items:
-        if run and not is_alike(run[0], item):
-            yield run
-            run = []
-        run.append(item)
-    if run:
-        yield run
+def repeats_of(items: Sequence[T], is_alike: Callable[[T, T], bool]) -> Iterator[list[list[T]]]:
+    """Repeated sequences of neighbours, the shortest first: of each the list of those that are at
+    its first place, at its second, and so on. What does not repeat comes alone."""
+    at = 0
+    while at < len(items):
+        period, times = 1, 1
+        for length in range(1, MAX_PERIOD + 1):
+            found = _times(items, at, length, is_alike)
+            if found >= MIN_RUN:
+                period, times = length, found
+                break
+        end = at + period * times
+        yield [list(items[at + place : end : period]) for place in range(period)]
+        at = end
+
+
+def _times(items: Sequence[T], at: int, length: int, is_alike: Callable[[T, T], bool]) -> int:
+    """How often the `length` items from `at` on come one after the other."""
+    end = at + length
+    while end < len(items) and is_alike(items[at + (end - at) % length], items[end]):
+        end += 1
+    return (end - at) // length
 
 
 def _are_numbered(a: Node, b: Node) -> bool:

@@ -219,9 +219,9 @@ def _heat(
 
 
 def _heat_row(row: _Row, structure: Structure, group: int) -> HeatRow:
-    last = ".".join((row.pattern or row.path).split(".")[-2:]) or "model"
+    last = ".".join((row.pattern or row.path).split(".")[-2:]) or ids.ROOT_LABEL
     slot = f" {row.slot}" if row.slot and row.slot != "0" else ""
-    call = f" #{row.call + 1}" if row.call else ""
+    call = f" #{row.call}" if row.call else ""
     count = len(row.members)
     times = f" ×{count}" if count > 1 else ""
     return HeatRow(
@@ -249,7 +249,7 @@ def _groups(rows: Sequence[_Row]) -> tuple[tuple[RowGroup, ...], list[int]]:
         if not path.rpartition(".")[2].isdecimal():
             path = _common(rows[start].path, rows[end - 1].path)
         group_of += [len(groups)] * (end - start)
-        label = shown(path or "model", MAX_LABEL)
+        label = shown(path or ids.ROOT_LABEL, MAX_LABEL)
         groups.append(RowGroup(label, shown(path, MAX_PATH), start, end - start))
     return tuple(groups), group_of
 

@@ -15,6 +15,9 @@ from typing import Final
 ROOT: Final = "."
 """The id of the model itself."""
 
+ROOT_LABEL: Final = "(root)"
+"""What the model itself is called where its type is not known: no child is called so."""
+
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.#/-]{0,199}")
 _SLUG: Final = re.compile(r"[^A-Za-z0-9_-]+")
 

@@ -77,11 +77,11 @@ def label_of(node: Node) -> str:
     if node.kind != "module":
         slot = node.id.rpartition(f"/{node.kind}/")[2]
         return slot if node.kind == "attach" else f"{node.kind} {slot}"
-    call = f" #{node.call + 1}" if node.call else ""
+    call = f" #{node.call}" if node.call else ""
     parts = node.module.split(".")
     if len(parts) > 1 and parts[-1].isdecimal():
         return f"{parts[-2]}[{parts[-1]}]{call}"
-    return f"{parts[-1] or node.type or 'model'}{call}"
+    return f"{parts[-1] or node.type or ids.ROOT_LABEL}{call}"
 
 
 def site_of(structure: Structure, node: Node, kind: str | None) -> Entry | None:
@@ -170,7 +170,7 @@ def _crumbs(structure: Structure, node: Node | None) -> tuple[Crumb, ...]:
     crumbs = []
     for one in reversed(way):
         alike = structure.folder.run_of(one)
-        label = label_of(one) if one.id != ROOT else (one.type or "model")
+        label = label_of(one) if one.id != ROOT else (one.type or ids.ROOT_LABEL)
         crumbs.append(
             Crumb(
                 node=ids.of_name(one.id),
@@ -180,7 +180,7 @@ def _crumbs(structure: Structure, node: Node | None) -> tuple[Crumb, ...]:
                 instances=_instances(alike) if len(alike) > 1 else (),
             )
         )
-    return tuple(crumbs) or (Crumb(ids.ROOT, ids.ROOT, "model", "", ()),)
+    return tuple(crumbs) or (Crumb(ids.ROOT, ids.ROOT, ids.ROOT_LABEL, "", ()),)
 
 
 def _edge(edge: GraphEdge, shapes: Mapping[str, tuple[str, int | None]]) -> LevelEdge:

@@ -133,7 +133,9 @@ def _missing(
         if kind not in present:
             log = ", ".join(repr(k) for k in dict.fromkeys((*recorded, kind)))
             how = (
-                "recorded elsewhere in this run, not here"
+                "shared parameters: recorded at another module of this run"
+                if kind in recorded and kind in _OF_PARAMETERS
+                else "recorded at other modules of this run"
                 if kind in recorded
                 else f"sonde.watch(model, log={{{log}}})"
             )

@@ -247,7 +247,7 @@ def site_ref(e: Entry) -> SiteRef:
 
 def site_label(site: Site) -> str:
     """What a site is called beside its module: `output`, `output 1`, `weight`, call and all."""
-    call = f" (call {site.call + 1})" if site.call else ""
+    call = f" #{site.call}" if site.call else ""
     if site.kind in PARAMETER_KINDS or site.kind.startswith("attach") or site.kind == "local":
         return f"{site.slot}{call}"
     return f"{site.kind.removesuffix('_grad')} {site.slot}{call}"

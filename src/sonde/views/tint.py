@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sonde.graph.folding import Fold
 from sonde.graph.model import Node
+from sonde.record import PARAMETER_KINDS
 from sonde.sketch import needs_bins
 from sonde.views import cells, columns, honesty, ids
 from sonde.views.cells import Cells, Source
@@ -54,7 +56,7 @@ def answer(subject: Subject, question: TintQuestion) -> Tint:
         values, flags = cells.at_step(subject, source, step)
     grid, sparks, rows = _sparks(subject, source, question, boxes)
     nodes = tuple(
-        _tint(structure, box, source.row_of, values, flags, row)
+        _tint(subject, box, source.row_of, values, flags, row, kind)
         for box, row in zip(boxes, rows, strict=True)
     )
     notes = honesty.step_notes(grid, "max_abs", None)
@@ -147,13 +149,15 @@ def _sparks(
 
 
 def _tint(
-    structure: Structure,
+    subject: Subject,
     box: _Box,
     row_of: dict[str, int],
     values: NDArray[np.float64],
     flags: NDArray[np.uint8],
     row: int,
+    kind: str | None,
 ) -> NodeTint:
+    structure = subject.structure
     at = [row_of[name] for name in box.all]
     known = [float(v) for v in values[at] if np.isfinite(v)]
     first = [float(v) for v in values[[row_of[name] for name in box.first]] if np.isfinite(v)]
@@ -170,4 +174,25 @@ def _tint(
         sites=len(at),
         is_inside=box.is_inside and bool(at),
         row=row,
+        why="" if at else _why(subject, box.fold.first, kind),
     )
+
+
+def _why(subject: Subject, node: Node, kind: str | None) -> str:
+    """Why a box has no site of a kind, neither itself nor inside."""
+    structure = subject.structure
+    if kind not in PARAMETER_KINDS or node.kind != "module":
+        return "not recorded"
+    if not structure.parameters_below.get(node.module, 0):
+        return "no parameters"
+    watch = _mapping(_mapping(subject.run.info.get("config")).get("watch"))
+    if watch.get("include") or watch.get("exclude") or not structure.sites_of_kind(kind):
+        return "not recorded"
+    if not structure.sites_of_kind("param"):
+        return "shared or frozen"
+    has_own = any(is_under(path, node.module) for path, _ in structure.sites_of_kind("param"))
+    return "frozen or unused" if has_own else "shared: see the other owner"
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -40,7 +40,7 @@ def search(subject: Subject, question: SearchQuestion) -> Hits:
     """Modules whose path matches, those that match closest to their end first."""
     structure = subject.structure
     branches = structure.tree.branches
-    meant = _matching(question.q, [b.module.path for b in branches])
+    meant = _matching(question.q, [(b.module.path, b.module.type) for b in branches])
     found = [b for b, is_meant in zip(branches, meant, strict=True) if is_meant]
     found.sort(
         key=lambda b: (_rank(b.module.path, question.q), structure.tree.index[b.module.path])
@@ -53,7 +53,7 @@ def _node(structure: Structure, run: list[int], parent: int, depth: int) -> Tree
     branches = structure.tree.branches
     first = branches[run[0]]
     path = first.module.path
-    label = first.name or first.module.type or "model"
+    label = first.name or first.module.type or ids.ROOT_LABEL
     if len(run) > 1:
         label = f"{first.name}…{branches[run[-1]].name}"
     instances = (
@@ -89,14 +89,16 @@ def _hit(structure: Structure, branch: Branch) -> Hit:
     return Hit(
         module=ids.of_name(path),
         node=structure.node_of(path),
-        path=shown(path or "model", MAX_PATH),
+        path=shown(path or ids.ROOT_LABEL, MAX_PATH),
         type=shown(branch.module.type, MAX_LABEL),
         kinds=structure.kinds_of(path),
     )
 
 
-def _matching(q: str, paths: list[str]) -> list[bool]:
-    """For each path whether it is meant. Only as much of a path as can be shown is looked at."""
+def _matching(q: str, modules: list[tuple[str, str]]) -> list[bool]:
+    """For each path, with its type, whether it is meant. Words may be in either; all else is only
+    looked for in paths, and only in as much of them as can be shown."""
+    paths = [path for path, _ in modules]
     if q.startswith("="):
         wanted = "" if q == "=." else q[1:]
         return [path == wanted for path in paths]
@@ -107,7 +109,8 @@ def _matching(q: str, paths: list[str]) -> list[bool]:
         glob = patterns.glob_matcher(q.lower())
         return [glob(path.lower()) for path in shorter]
     words = q.lower().split()
-    return [all(word in path.lower() for word in words) for path in paths]
+    texts = [f"{path} {kind}".lower() for path, kind in modules]
+    return [all(word in text for word in words) for text in texts]
 
 
 def _rank(path: str, q: str) -> int:

@@ -94,7 +94,7 @@ export function kind(name: string): string {
 export function site(of: { name: string; label: string; kind: string }): string {
   const at = of.name.indexOf(`/${of.kind}/`);
   const path = at < 0 ? "" : of.name.slice(0, at);
-  return `${path === "" || path === "." ? "model" : path} ${of.label}`;
+  return `${path === "" || path === "." ? "(root)" : path} ${of.label}`;
 }
 
 /** The end of a path that fits in `limit` characters, cut at a dot. */

@@ -29,3 +29,39 @@ export function sparkOf(tint: Tint, node: NodeTint): { y: Float32Array; flags: U
     flags: tint.spark_flags.subarray(node.row * wide, (node.row + 1) * wide),
   };
 }
+
+export interface Limits {
+  low: number | null;
+  high: number | null;
+  least_positive: number | null;
+}
+
+/** Colours span at least this factor: what differs by less is about equal. */
+const LEAST_FACTOR = 2;
+
+/**
+ * The limits of the colours of a level. While a run is followed they only widen (`before` are those
+ * in use), so that a colour keeps its meaning from one moment to the next.
+ */
+export function tintLimits(limits: Limits, before: Limits | null): Limits {
+  let [low, high] = [limits.low, limits.high];
+  if (before) [low, high] = [least(low, before.low), most(high, before.high)];
+  if (low !== null && high !== null && low > 0 && high < LEAST_FACTOR * low) {
+    const middle = Math.sqrt(low * high);
+    low = middle / Math.sqrt(LEAST_FACTOR);
+    high = middle * Math.sqrt(LEAST_FACTOR);
+  }
+  return {
+    low,
+    high,
+    least_positive: least(limits.least_positive, before?.least_positive ?? null),
+  };
+}
+
+function least(a: number | null, b: number | null): number | null {
+  return a === null ? b : b === null ? a : Math.min(a, b);
+}
+
+function most(a: number | null, b: number | null): number | null {
+  return a === null ? b : b === null ? a : Math.max(a, b);
+}

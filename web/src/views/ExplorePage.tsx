@@ -172,11 +172,7 @@ function InstanceStepper({ crumb }: { crumb: Crumb }) {
     if (node) app.set({ at: node, on: null }, true);
   };
   return (
-    <span
-      class="stepper"
-      role="group"
-      aria-label={`${crumb.label}: ${at + 1} of ${instances.length}`}
-    >
+    <span class="stepper" role="group" aria-label={`${crumb.label}, one of ${instances.length}`}>
       <Button
         icon="left"
         label="Previous instance"
@@ -193,7 +189,7 @@ function InstanceStepper({ crumb }: { crumb: Crumb }) {
       >
         {instances.map((one, i) => (
           <option key={one.module} value={String(i)}>
-            {i + 1}/{instances.length}
+            {one.label}
           </option>
         ))}
       </select>

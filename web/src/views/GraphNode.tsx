@@ -269,7 +269,7 @@ function TintLine({ tint, value, width }: { tint: Tint; value: NodeTint | null; 
   if (!value || (value.value === null && value.row < 0)) {
     return (
       <text class="node-type faint" x={16} y={55}>
-        not recorded
+        {value?.why || "not recorded"}
       </text>
     );
   }
@@ -323,7 +323,7 @@ function Alike({
         <path d="M23 3l-4 4 4 4" />
       </g>
       <text x={54} y={11} text-anchor="middle" class="node-type">
-        {at + 1}/{node.count}
+        {cut(indexOf(node, at), 44, 6)}
       </text>
       <g
         class="alike-button"
@@ -350,6 +350,12 @@ function Alike({
       </g>
     </g>
   );
+}
+
+/** Which of the alike ones: its own number, as the tree and the address have it. */
+function indexOf(node: LevelNode, at: number): string {
+  const label = node.instances[at]?.label ?? "";
+  return /#\d+$/.exec(label)?.[0] ?? /\[(\d+)\]/.exec(label)?.[1] ?? (label || String(at));
 }
 
 /** Cuts a text to about as many pixels; letters are about so wide. */

@@ -2,15 +2,18 @@
 
 import { useSignal, useSignalEffect } from "@preact/signals";
 import { useEffect, useLayoutEffect, useMemo, useRef } from "preact/hooks";
-import type { GraphLevel, LevelNode, Tint } from "../api.gen";
+import { type GraphLevel, type LevelNode, NONFINITE, type Tint } from "../api.gen";
 import { put } from "../app/app";
 import { useApp, useCommand, useSize } from "../app/hooks";
 import { freeLetter, letterOf, MOST_PINS, pin, togglePin, unpin } from "../app/pins";
 import { bytes, count, kind as kindLabel, number, shape } from "../core/format";
+import { palette } from "../core/heat";
 import { edgeWidth, fitted, type Layout, layoutLevel, type Route, smooth } from "../core/layout";
-import { colourScale } from "../core/scales";
+import { type ColourScale, colourScale } from "../core/scales";
+import { type Limits, tintLimits } from "../core/tint";
 import { followDrag } from "./drag";
 import { GraphNode, nodeSize } from "./GraphNode";
+import { Ramp } from "./HeatLegend";
 import { MiniMap } from "./MiniMap";
 import { Tip, type TipContent } from "./Tip";
 
@@ -45,12 +48,11 @@ export function GraphView({ level, tint, isStale }: Props) {
     [level, direction, hasTint],
   );
   const ordered = useMemo(() => inReadingOrder(level, layout), [level, layout]);
+  const isFollowing = app.state.value.isFollowing && app.runStatus.value === "live";
+  const limits = useTintLimits(tint, isFollowing && app.state.value.step === null);
   const scale = useMemo(
-    () =>
-      tint
-        ? colourScale(tint.limits, tint.limits.low !== null && tint.limits.low < 0, "auto")
-        : null,
-    [tint],
+    () => (limits ? colourScale(limits, limits.low !== null && limits.low < 0, "auto") : null),
+    [limits],
   );
   const tints = useMemo(() => new Map((tint?.nodes ?? []).map((n) => [n.id, n])), [tint]);
 
@@ -228,10 +230,47 @@ export function GraphView({ level, tint, isStale }: Props) {
         </g>
       </svg>
       <MiniMap layout={layout} view={view} size={size} />
+      {tint && scale && <TintLegend tint={tint} scale={scale} />}
       {layout.isGrid && (
         <p class="graph-note top">Too many boxes for arrows: fold repeats, or open one.</p>
       )}
       <Tip content={tip.value} />
+    </div>
+  );
+}
+
+/** The limits of the colours: of this answer; while following, of all since it began. */
+function useTintLimits(tint: Tint | null, isHeld: boolean): Limits | null {
+  const held = useRef<{ key: string; limits: Limits } | null>(null);
+  return useMemo(() => {
+    if (!tint) return null;
+    const key = [tint.node, tint.kind, tint.stat, tint.metric].join("\n");
+    const before = isHeld && held.current?.key === key ? held.current.limits : null;
+    held.current = { key, limits: tintLimits(tint.limits, before) };
+    return held.current.limits;
+  }, [tint, isHeld]);
+}
+
+/** What the colours of the boxes mean. */
+function TintLegend({ tint, scale }: { tint: Tint; scale: ColourScale }) {
+  const app = useApp();
+  const { map } = app.state.value;
+  const { isDark, tokens } = app.theme.value;
+  const colours = useMemo(
+    () => palette(map, scale.kind === "signed", isDark, tokens.nonfinite, tokens.hatch),
+    [map, scale.kind, isDark],
+  );
+  const title =
+    tint.metric ?? `${(tint.stat ?? "").replace(/_/g, " ")} of ${kindLabel(tint.kind ?? "")}`;
+  return (
+    <div class="legend graph-legend" data-tint-legend>
+      <span class="legend-title">{title}</span>
+      <Ramp colours={colours} low={number(scale.low)} high={number(scale.high)} />
+      {tint.nodes.some((n) => n.flag === NONFINITE) && (
+        <span class="legend-key">
+          <i class="swatch nonfinite" /> NaN or infinite
+        </span>
+      )}
     </div>
   );
 }
@@ -337,7 +376,7 @@ function describe(
       "alike",
       `${count(node.count)}, ${{ none: "not connected", chain: "one after the other", parallel: "side by side", mixed: "mixed" }[node.flow]}`,
     ]);
-  if (node.calls > 1) rows.push(["call", `${node.call + 1} of ${node.calls}`]);
+  if (node.calls > 1) rows.push(["call", `#${node.call} of ${node.calls}`]);
   const value = tints.get(node.id);
   if (tint && value && value.value !== null) {
     const name =

@@ -414,12 +414,12 @@ function rowLabel(heat: Heat, row: Heat["rows"][number]): string {
 }
 
 function rowTitle(row: Heat["rows"][number]): string {
-  return `${row.path || "model"}${slotWord(row) ? ` ${slotWord(row)}` : ""}`;
+  return `${row.path || "(root)"}${slotWord(row) ? ` ${slotWord(row)}` : ""}`;
 }
 
 /** The first output of a call needs no name. */
 function slotWord(row: Heat["rows"][number]): string {
-  const call = row.call > 0 ? ` #${row.call + 1}` : "";
+  const call = row.call > 0 ? ` #${row.call}` : "";
   return `${row.slot === "0" ? "" : row.slot}${call}`;
 }
 

@@ -2,8 +2,8 @@
 
 import { useSignal } from "@preact/signals";
 import { useEffect, useLayoutEffect, useMemo, useRef } from "preact/hooks";
-import type { Tree } from "../api.gen";
-import { useApp, useQuery, useSize } from "../app/hooks";
+import type { Hit, Tree } from "../api.gen";
+import { useApp, useQuery, useSettled, useSize } from "../app/hooks";
 import { letterOf, togglePin } from "../app/pins";
 import { amount, count } from "../core/format";
 import { pinColour } from "../core/tokens";
@@ -12,6 +12,7 @@ import { Icon } from "./Controls";
 import { Failed, Loading } from "./States";
 
 const ROW = 24;
+const MOST_HITS = 200;
 
 export function ModuleTree() {
   const app = useApp();
@@ -37,8 +38,14 @@ function TreeList({ tree, run }: { tree: Tree; run: string }) {
     () => visibleLines(tree, view),
     [tree, opened.value, chosen.value, insides.value],
   );
-  const words = filter.value.trim().toLowerCase();
-  const lines = useMemo(() => (words ? matching(tree, words) : all), [words, all, tree]);
+  const words = useSettled(filter.value.trim(), 120);
+  const { data: hits } = useQuery("search", words ? { run, q: words, limit: MOST_HITS } : null, {
+    isFixed: true,
+  }).value;
+  const lines = useMemo(
+    () => (filter.value.trim() ? (hits?.hits ?? []).map(lineOfHit) : all),
+    [filter.value, hits, all],
+  );
   useInsides(run, all, view, (module, inside) => {
     insides.value = new Map(insides.peek()).set(module, inside);
   });
@@ -129,7 +136,10 @@ function TreeList({ tree, run }: { tree: Tree; run: string }) {
             />
           ))}
         </div>
-        {lines.length === 0 && <p class="hint">No module matches.</p>}
+        {lines.length === 0 && hits !== null && <p class="hint">No module matches.</p>}
+        {filter.value.trim() && hits && hits.left_out > 0 && (
+          <p class="hint">{count(hits.left_out)} more match.</p>
+        )}
         {tree.left_out > 0 && (
           <p class="hint">{count(tree.left_out)} more modules: use the search.</p>
         )}
@@ -282,18 +292,19 @@ function treeKey(key: string, line: TreeLine | undefined, moves: TreeMoves): boo
   }
 }
 
-function matching(tree: Tree, words: string): TreeLine[] {
-  return tree.nodes
-    .filter((n) => `${n.path} ${n.type}`.toLowerCase().includes(words))
-    .slice(0, 500)
-    .map((node) => ({
-      node: { ...node, label: node.path || node.label },
-      id: node.module,
-      level: 0,
-      isOpen: false,
-      canOpen: false,
-      instance: 0,
-    }));
+/** A module that matches the filter, by its whole path. */
+function lineOfHit({ module, node, path, type, kinds }: Hit): TreeLine {
+  return {
+    node: {
+      ...{ module, node, path, type, kinds, label: path },
+      ...{ parent: -1, depth: 0, count: 1, instances: [], children: 0, parameters: 0 },
+    },
+    id: module,
+    level: 0,
+    isOpen: false,
+    canOpen: false,
+    instance: 0,
+  };
 }
 
 /** Fetches what is inside of instances other than the first, once they are open. */

@@ -83,7 +83,7 @@ function Head({ data, letter, colour, thing }: HeadProps) {
           {data &&
             [
               data.type,
-              data.call > 0 ? `call ${data.call + 1}` : "",
+              data.call > 0 ? `call #${data.call}` : "",
               data.parameters ? `${amount(data.parameters)} parameters` : "",
               ports(data),
             ]

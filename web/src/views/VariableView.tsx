@@ -122,7 +122,7 @@ function Head({ data, onItem, onNth }: HeadProps) {
       <span class="dim">
         {[
           data.shape && `${data.dtype} ${shape(data.shape)}`,
-          data.site.call > 0 && `call ${data.site.call + 1}`,
+          data.site.call > 0 && `call #${data.site.call}`,
         ]
           .filter(Boolean)
           .join(" · ")}

@@ -215,7 +215,8 @@ class NodeTint:
     """The value of one box. Of a folded box: of its first instance, and the spread over all.
 
     A box that has no site of the kind itself shows the largest of the sites inside of it
-    (`is_inside`). `row` is its line in `Tint.sparks`, -1 if it has none.
+    (`is_inside`). `row` is its line in `Tint.sparks`, -1 if it has none. `why` says why there is
+    no value, where there is none.
     """
 
     id: str
@@ -228,6 +229,7 @@ class NodeTint:
     sites: int
     is_inside: bool
     row: int
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
