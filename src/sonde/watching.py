@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import ref
 
+from sonde import _endings
 from sonde._errors import SondeError
 from sonde._signals import is_from_handler
 from sonde.capture.budget import Budget
@@ -223,12 +224,7 @@ class Watch:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if kind is None:
-            self.close()
-        elif issubclass(kind, KeyboardInterrupt):
-            self.close("interrupted")
-        else:
-            self.close(f"failed: {kind.__name__}")
+        self.close(_endings.of_error(error))
 
     def __repr__(self) -> str:
         if self._session is None:
@@ -419,7 +415,7 @@ class Watch:
         atexit.unregister(self._at_exit)
 
     def _at_exit(self) -> None:
-        self.close("exited")
+        self.close(_endings.of_process())
 
     def _is_off(self) -> bool:
         return self._closed or os.getpid() != self._pid

@@ -104,3 +104,26 @@ def test_documents_are_read_again_only_when_they_change(tmp_path, monkeypatch):
     assert len(reader.read()[0]) == 1
     monkeypatch.setattr(documents, "load", lambda path: pytest.fail("read again"))
     assert len(reader.read()[0]) == 1
+
+
+@pytest.mark.parametrize("name", [b"train\xff\xfe", "训练".encode(), b"a) R 1 2 3 (b", b"\n\t"])
+def test_the_name_of_a_process_may_be_any_bytes(tmp_path, name):
+    script = f"""
+import ctypes, os
+from sonde.store import Writer, provenance
+assert ctypes.CDLL(None).prctl(15, ctypes.c_char_p({name!r}), 0, 0, 0) == 0
+assert open("/proc/self/comm", "rb").read().rstrip(b"\\n") == {name!r}[:15].rstrip(b"\\n")
+writer = Writer({str(tmp_path / "run")!r})
+print(provenance.process_start(os.getpid()), flush=True)
+input()
+"""
+    child = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    began = child.stdout.readline().decode().strip()
+    assert began.isdigit()
+    assert provenance.process_start(child.pid) == began
+    with open_run(tmp_path / "run") as run:
+        assert run.status == "live"
+    child.kill()
+    child.communicate()

@@ -98,8 +98,8 @@ def process_start(pid: int) -> str | None:
     An empty string where the system does not tell (no `/proc`) but the process is alive.
     """
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
+        with open(f"/proc/{pid}/stat", "rb") as file:  # the name in it may be any bytes
+            fields = file.read().rpartition(b")")[2].decode("ascii", "replace").split()
         return None if fields[0] in {"Z", "X"} else fields[19]
     except FileNotFoundError:
         if os.path.exists("/proc/self/stat"):

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import threading
 import time
 from collections import deque
@@ -23,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
+from sonde import _endings
 from sonde._errors import RunError
 from sonde._signals import Gate
 from sonde.record import Event, GraphPart, NumberBatch, SiteInfo, SketchBatch
@@ -254,7 +254,7 @@ class Writer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
-        self.close("finished" if kind is None else f"failed: {kind.__name__}: {error}")
+        self.close(_endings.of_error(error))
 
     # -- inside ---------------------------------------------------------------------------------
 
@@ -337,11 +337,7 @@ class Writer:
         self._keeper.end(self._reason, self.counts)
 
     def _at_exit(self) -> None:
-        error = getattr(sys, "last_value", None)
-        if error is not None and not hasattr(sys, "ps1"):
-            self.close(f"failed: {type(error).__name__}: {error}", _EXIT_TIMEOUT_S)
-        else:
-            self.close("exited", _EXIT_TIMEOUT_S)
+        self.close(_endings.of_process(), _EXIT_TIMEOUT_S)
 
 
 def _check_arguments(
