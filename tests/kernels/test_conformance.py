@@ -366,6 +366,21 @@ def test_complex_values_count_by_their_modulus(torch_kernel, dtype):
     assert_same(conjugate, found)
 
 
+def test_a_modulus_that_float32_does_not_hold_is_not_infinite(torch_kernel):
+    """Each part fits; together they do not. The definition is that of complex128."""
+    exact = np.array([21 + 28j, -28 + 21j]) * 2.0**123  # of modulus 35 * 2**123
+    large = np.array([*exact, (3 + 4j) * 2.0**-140, 3 + 4j, 0], np.complex64)
+    x = torch.from_numpy(large)
+    assert torch.isinf(x.abs()).sum() == 2, "what torch makes of it by itself"
+    found = torch_kernel(x)
+    assert_same(found, expected_of(np.abs(large.astype(np.complex128))))
+    assert found.pos_infs == 0
+    assert found.max == 35 * 2.0**123
+    odd = np.array([complex(np.inf, 1), complex(1, -np.inf), complex(np.nan, 1)], np.complex64)
+    found = torch_kernel(torch.from_numpy(odd))
+    assert (found.pos_infs, found.nans) == (2, 1)
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_sparse_tensors_count_their_implicit_zeros(torch_kernel):
     dense = torch.zeros(4, 5)

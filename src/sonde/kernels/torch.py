@@ -197,7 +197,7 @@ def _unusual(x: Tensor) -> Readable:
     if x.is_quantized:
         return _unusual(x.dequantize())
     if x.is_complex():
-        return _unusual((x.to(torch.complex64) if x.dtype is torch.complex32 else x).abs())
+        return _unusual(_moduli(x))
     if x.dtype in _WIDENED:
         return _unusual(x.to(torch.float32))
     if x.dtype not in DTYPES:
@@ -205,6 +205,15 @@ def _unusual(x: Tensor) -> Readable:
     if x._is_zerotensor():
         return _unusual(x.clone())  # it stands for zeros; its copy has them
     return _without_expansion(x.resolve_neg())
+
+
+def _moduli(x: Tensor) -> Tensor:
+    """In the next wider type: two parts that float32 holds may have a modulus that it does not."""
+    if x.dtype is torch.complex32:
+        return x.to(torch.complex64).abs()
+    if x.dtype is torch.complex64 and x.device.type != "mps":  # which has no float64
+        return x.to(torch.complex128).abs()
+    return x.abs()
 
 
 def _nested(x: Tensor) -> Readable:
