@@ -191,6 +191,31 @@ def test_a_query_of_a_user_that_fails_examines_nothing(path, monkeypatch):
                 run.sql(query)
 
 
+def test_traced_values_that_were_not_copied_are_named_as_damage(path, expected):
+    """A copy without `tensors/`, or with a part of it: the rows are there, what they point to is
+    not."""
+    files = sorted((path / "tensors" / "r00001").iterdir())
+    files[3].unlink()
+    shutil.rmtree(path / "tensors" / "r00000")
+    with open_run(path, frame="arrow") as run:
+        problems = {d.file: d.problem for d in run.damaged}
+        assert set(problems) == {
+            "tensors/r00000/a0000",
+            "tensors/r00000/a0001",
+            "tensors/r00001/a0000",
+        }
+        assert problems["tensors/r00001/a0000"] == "lacks 1 of 9 files of traced values (3)"
+        assert "lacks 9 of 9" in problems["tensors/r00000/a0000"]
+        assert [d["file"] for d in run.info["damaged"]] == sorted(problems)
+        assert run.scalars().num_rows == 10
+    assert main(["show", str(path)]) == 1
+
+
+def test_a_whole_run_with_traced_values_names_no_damage(path):
+    with open_run(path) as run:
+        assert run.damaged == []
+
+
 # -- memory --------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ Every call sees what is on disk at that moment. Nothing is ever written, locked 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,7 @@ from sonde.store.listing import Damage
 from sonde.store.selection import Selection, Steps
 from sonde.store.sketching import Key
 from sonde.store.snapshots import Snapshot, SnapshotTaker
-from sonde.store.tables import GRAPH, SITES
+from sonde.store.tables import GRAPH, SITES, TRACES
 
 
 def open_run(
@@ -140,8 +141,13 @@ class Run:
 
     @property
     def damaged(self) -> list[Damage]:
-        """Files that cannot be trusted and segments that are gone. All else is read."""
-        found = list(self._look().damages)
+        """Files that cannot be trusted, and segments and traced values that are gone. All else is
+        read."""
+        snapshot = self._look()
+        found = list(snapshot.damages)
+        if snapshot.segments[TRACES.name]:
+            with contextlib.suppress(SondeError):  # rows that cannot be read are named already
+                found += _traces.missing_files(self)
         if self._about_problem:
             found.insert(0, Damage(locations.RUN_FILE, self._about_problem))
         return found

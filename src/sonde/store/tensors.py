@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -216,6 +216,11 @@ class TensorReader:
                 return Array(row["dtype"], shape, data)
             problem = f"`{where}` has a wrong checksum at byte {offset}"
         raise DamagedError(problem)
+
+    def missing(self, rank: int, attempt: int, numbers: Iterable[int]) -> list[int]:
+        """Those of the numbered files of an attempt that are not there."""
+        known = self._files(rank)
+        return [n for n in numbers if (attempt, n) not in known]
 
     def _files(self, rank: int) -> dict[tuple[int, int], list[str]]:
         """Files of a rank by attempt and number. No links are followed, not even of folders."""

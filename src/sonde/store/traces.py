@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, overload
 from sonde._errors import SondeError, SondeWarning
 from sonde.store import packing, patterns
 from sonde.store.documents import DamagedError
+from sonde.store.listing import Damage
+from sonde.store.segments import rank_folder
 from sonde.store.selection import Selection, Steps
-from sonde.store.tensors import TensorReader
+from sonde.store.tensors import FOLDER, TensorReader
 
 if TYPE_CHECKING:
     from sonde.store.reader import Run
@@ -170,6 +172,26 @@ def listing(run: Run) -> Any:  # pa.Table
         "where not replaced and kind in ('tensor', 'value') "
         "group by name, module, slot order by name"
     )
+
+
+def missing_files(run: Run) -> list[Damage]:
+    """Files of arrays that rows point to and that are not there: of a run that was copied in part,
+    for example. What is inside the others is checked when a value is read."""
+    rows = run._ask(
+        "select rank, attempt, list_sort(list(distinct file)) as files from traces "
+        "where file is not null group by rank, attempt order by rank, attempt"
+    )
+    reader = TensorReader(run.path)
+    found = []
+    for row in rows.to_pylist():
+        rank, attempt = row["rank"], row["attempt"]
+        lost = reader.missing(rank, attempt, row["files"])
+        if lost:
+            folder = f"{FOLDER}/{rank_folder(rank)}"
+            some = ", ".join(map(str, lost[:_SHOWN])) + (" ..." if len(lost) > _SHOWN else "")
+            problem = f"lacks {len(lost)} of {len(row['files'])} files of traced values ({some})"
+            found.append(Damage(f"{folder}/a{attempt:04d}", problem))
+    return found
 
 
 def sources(run: Run, chosen: Selection | None = None) -> dict[str, Source]:
