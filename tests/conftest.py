@@ -85,7 +85,7 @@ def memory():
 def watching(tmp_path):
     """Watch a model with a sink in memory beside the run: `watch, memory = watching(model, ...)`.
 
-    Records all kinds at every step, and no scalars but those of the test, unless told otherwise.
+    Records all kinds at every step, and no scalars or final parameters, unless told otherwise.
     """
     import sonde
 
@@ -93,7 +93,8 @@ def watching(tmp_path):
 
     def start(model, optimizer=None, **options):
         memory = Memory()
-        usual = {"every": 1, "log": "all", "dir": tmp_path, "hyperparameters": False}
+        usual = {"every": 1, "log": "all", "dir": tmp_path}
+        usual |= {"hyperparameters": False, "final_parameters": False}
         options = {**usual, "sinks": [memory], **options}
         opened.append(sonde.watch(model, optimizer, **options))
         return opened[-1], memory

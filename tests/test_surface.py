@@ -28,6 +28,7 @@ NAMES = [
     "metric",
     "open",
     "trace",
+    "trace_once",
     "unwatch",
     "watch",
 ]
@@ -43,6 +44,7 @@ MODULES = [
 METHODS = {
     "Watch": [
         *("add_metric", "close", "every", "flush", "is_recording", "log", "metrics", "path"),
+        *("current_step", "record"),
         # `branch` keeps D(real) and D(fake) apart: `phase` would take them out of training.
         *("branch", "paused", "phase", "set_reference", "step"),
     ],

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sonde.store.reader import Run as Run
     from sonde.store.reader import open_run as open  # noqa: A004  # sonde.open reads as intended
     from sonde.tracing.wiring import trace as trace
+    from sonde.tracing.wiring import trace_once as trace_once
     from sonde.watching import Watch as Watch
     from sonde.watching import unwatch as unwatch
     from sonde.watching import watch as watch
@@ -35,6 +36,7 @@ _LAZY = {
     "metric": ("sonde.metrics.model", "metric"),
     "open": ("sonde.store.reader", "open_run"),
     "trace": ("sonde.tracing.wiring", "trace"),
+    "trace_once": ("sonde.tracing.wiring", "trace_once"),
     "unwatch": ("sonde.watching", "unwatch"),
     "watch": ("sonde.watching", "watch"),
 }

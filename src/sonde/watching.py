@@ -16,7 +16,7 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +30,7 @@ from sonde.capture.budget import Budget
 from sonde.capture.drain import Drain, Word
 from sonde.capture.frameworks import torch_capture
 from sonde.capture.launch import rank_and_world
-from sonde.capture.plan import Every, Phases, Plan, kinds_of, phases_of, schedule_of, selector_of
+from sonde.capture.plan import Every, Phases, plan_of, schedule_of
 from sonde.capture.voice import Voice
 from sonde.record import Sink
 from sonde.store.claims import RankTakenError
@@ -66,6 +66,7 @@ def watch(
     reference: Any = None,
     overhead_budget: float | None = None,
     hyperparameters: bool = True,
+    final_parameters: bool = True,
 ) -> Watch:
     """Record what happens inside of a model while it trains, into a run directory.
 
@@ -83,7 +84,7 @@ def watch(
         include: What to record: globs on paths, `re:` regular expressions, module types, a function
             `(path, module) -> bool`, or several of these. Parameters follow their module, or go by
             their own full name.
-        exclude: What to leave out, in the same forms.
+        exclude: What to leave out, in the same forms; or by kind: `{"output_grad": nn.ReLU}`.
         phases: Which of `train`, `eval` (the mode of the model) and `no_grad` (training mode,
             gradients off) are recorded, at the steps that `every` says; or a schedule for each,
             `{"train": 10, "eval": 1}`. See docs/steps.md.
@@ -106,6 +107,7 @@ def watch(
         hyperparameters: Record, as scalars, the learning rate, betas, eps, weight decay and
             momentum of each parameter group, the norm of all gradients, and a gradient scaler's
             scale.
+        final_parameters: Record the parameters once more at the end, as phase `final`.
 
     Raises:
         SondeError: If something in the arguments is wrong, or another process still writes the run
@@ -113,33 +115,25 @@ def watch(
     """
     if os.environ.get("SONDE", "").lower() in ("off", "0", "false", "no"):
         return Watch.inert()
-    recorded_phases, every = phases_of(phases, every)
-    plan = Plan(
-        kinds=kinds_of(log),
-        include=selector_of(include, "include"),
-        exclude=selector_of(exclude, "exclude"),
-        phases=recorded_phases,
-        max_calls=_at_least_one("max_calls", max_calls),
+    plan, every, described = plan_of(
+        log=log,
+        include=include,
+        exclude=exclude,
+        phases=phases,
+        every=every,
+        max_calls=max_calls,
         strict=strict,
         hyperparameters=hyperparameters,
+        final_parameters=final_parameters,
     )
     schedule = schedule_of(every)
     budget = None if overhead_budget is None else Budget(schedule, overhead_budget)
     torch = torch_capture()
     optimizers = torch.check(model, optimizer, plan)
-    described = {
+    described |= {
         "model": type(model).__name__,
         "optimizers": [type(o).__name__ for o in optimizers],
-        "every": every if isinstance(every, int) else repr(every),
-        "kinds": sorted(plan.kinds),
-        "include": None if include is None else repr(include),
-        "exclude": None if exclude is None else repr(exclude),
-        "phases": {k: v if isinstance(v, int) else repr(v) for k, v in phases.items()}
-        if isinstance(phases, Mapping)
-        else sorted(plan.phases),
-        "max_calls": max_calls,
         "overhead_budget": overhead_budget,
-        "hyperparameters": hyperparameters,
     }
     path, first = place_run(Path(dir), name, resume=resume, step=step)
     rank, world_size = rank_and_world(rank, world_size)
@@ -166,7 +160,7 @@ def watch(
         voice.warn(f"This process records nothing. {error}")
         _UNRECORDED.append(ref(model))
         return Watch.inert()
-    drain.start([writer, session.sink, *sinks])
+    drain.start([writer, *session.sinks, *sinks])
     return Watch(session, drain, writer, voice, every, budget)
 
 
@@ -256,19 +250,48 @@ class Watch:
             self._session.capture.reschedule(schedule)
             self._every = value
 
+    @property
+    def current_step(self) -> int | None:
+        """The step under way, or the next one. Assign a higher one between steps."""
+        return None if self._session is None else self._session.capture.step
+
+    @current_step.setter
+    def current_step(self, value: int) -> None:
+        if not self._is_off():
+            assert self._session is not None
+            self._session.renumber(value, self._refuse)
+
+    def record(self, name: str, tensor: Any) -> None:
+        """Record a tensor that is no part of a forward, such as the loss of each token, as
+        `./attach/name`, if the current step is recorded. Metrics of the kind `attach` see it too.
+
+        Between steps, the current step is the next one.
+        """
+        if not self._is_off():
+            assert self._session is not None
+            self._session.record(name, tensor, self._refuse)
+
     def log(
-        self, values: dict[str, Any] | None = None, /, *, step: int | None = None, **more: Any
+        self,
+        values: dict[str, Any] | None = None,
+        /,
+        *,
+        step: int | None = None,
+        reduce: str = "last",
+        **more: Any,
     ) -> None:
         """Record numbers (or tensors of one number, which nothing waits for) for a step.
 
         The step is the current one; between an optimizer step and the next forward, the one that
-        just ended; or the one that is given.
+        just ended; or the one that is given. Of a name that is logged several times in a step, the
+        `last` value counts, or the `mean`, `sum`, `min` or `max` of all.
         """
         if self._is_off():
             return
         assert self._session is not None
         try:
-            self._session.log({**(values or {}), **more}, step=step, refuse=self._refuse)
+            given = {**(values or {}), **more}
+            self._session.log(given, step=step, reduce=reduce, refuse=self._refuse)
         except Exception as error:
             if isinstance(error, SondeError) or is_from_handler(error):
                 raise  # as a strict watch wants it, or a handler of the user's
@@ -369,16 +392,30 @@ class Watch:
         assert self._session is not None
         self._session.set_reference(model, device=device, run=run)
 
-    def metrics(self, step: int | None = None) -> dict[str, float]:
+    def metrics(
+        self,
+        step: int | None = None,
+        *,
+        stats: str | Sequence[str] | None = None,
+        kinds: str | Iterable[str] | None = None,
+        include: Any = None,
+        prefix: str = "",
+    ) -> dict[str, float]:
         """Metrics and scalars of a step that has ended, the last one by default, as a flat dict for
         any logger: `activation/h.0.mlp/rms`, `gradient/h.0.mlp.weight/norm`, `loss`.
 
-        Waits for numbers that are still on their way from a device. Only the last few steps are
-        kept; `sonde.open` has all of them.
+        Waits for numbers that come from a device. Only the last few steps are kept.
+
+        Args:
+            step: Of which step; with `stats`, the last recorded one by default.
+            stats: Add these statistics (`rms`, `norm`, ...) of every tensor of that step.
+            kinds: Add them only for these kinds or presets, as in `watch(log=...)`.
+            include: Only for these modules and parameters, as in `watch(include=...)`.
+            prefix: Put `prefix/` in front of every key.
         """
         if self._session is None:
             return {}
-        return self._session.observer.numbers_of(step)
+        return self._session.metrics(step, stats=stats, kinds=kinds, include=include, prefix=prefix)
 
     def watches(self, model: Any) -> bool:
         """Whether this is the watch of that model."""
@@ -436,23 +473,8 @@ class Watch:
         """What the recording has cost the training thread so far, for `run.info`."""
         assert self._session is not None
         assert self._writer is not None
-        capture = self._session.capture
         wall_s = time.monotonic() - self._began_s
-        hooks_s = capture.spent_ns / 1e9
-        share = hooks_s / max(wall_s, 1e-9)
-        overhead: dict[str, Any] = {"hooks_s": hooks_s, "wall_s": wall_s, "share": share}
-        if (device_cost := self._session.device_cost) is not None:
-            overhead["device"] = device_cost
-        if self._budget is not None:
-            overhead["budget"] = self._budget.share
-            overhead["left_out_steps"] = self._budget.left_out
-        self._writer.set_info(
-            overhead=overhead,
-            memory=capture.recorder.memory,
-            recorded_steps=capture.recorded_steps,
-            dropped_steps=capture.dropped_steps,
-            step=capture.step,
-        )
+        self._writer.set_info(**self._session.costs(wall_s, self._budget))
 
 
 _UNRECORDED: Final[list[ref[Any]]] = []
@@ -472,9 +494,3 @@ def _forget_all() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)
-
-
-def _at_least_one(argument: str, value: int) -> int:
-    if value < 1:
-        raise SondeError(f"`{argument}` must be at least 1, got {value}.")
-    return value

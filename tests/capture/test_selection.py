@@ -201,7 +201,10 @@ MISTAKES = [
     ({"every": [5]}, r"A window of `every`"),
     ({"optimizer": "adam"}, r"`optimizer` must be a torch.optim.Optimizer.*got str"),
     ({"optimizer": [torch.optim.SGD]}, r"got the class SGD"),
-    ({"phases": ("train", "validation")}, r"`phases` takes `train` and `eval`.*watch.phase"),
+    (
+        {"phases": ("train", "validation")},
+        r"`phases` takes `train`, `eval` and `no_grad`.*watch.phase",
+    ),
     ({"max_calls": 0}, r"`max_calls` must be at least 1, got 0"),
     ({"step": -1}, r"`step` must be 0 or more, got -1"),
 ]

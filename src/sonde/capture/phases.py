@@ -30,6 +30,7 @@ def is_training(phase: str) -> bool:
 class Phases:
     """Where a training stands: its step, and what is recorded there.
 
+    `ended` is the last step that ended, if one did.
     `is_due` is about the step under way, or the next one while `is_between` steps. `skip` is called
     with a phase and a reason, `failed` with the error of a schedule.
     """
@@ -50,7 +51,7 @@ class Phases:
         self._schedules = dict(schedules)
         self._skip = skip
         self._failed = failed
-        self._first = step
+        self.ended: int | None = None
         self._was_due = False
         self._steps: dict[str, int | None] = {}
         self._last: dict[str, tuple[int, int]] = {}
@@ -61,7 +62,7 @@ class Phases:
         until the next begins."""
         if self._forced_step is not None:
             return self._forced_step
-        return self.step - 1 if self.is_between and self.step > self._first else self.step
+        return self.ended if self.is_between and self.ended is not None else self.step
 
     @property
     def records_training(self) -> bool:
@@ -97,9 +98,19 @@ class Phases:
     def end_step(self) -> None:
         """The step is over; whether the next one is due is still to be said."""
         self._was_due, self.is_due = self.is_due, False
+        self.ended = self.step
         self.step += 1
         self.is_between = True
         self._steps.clear()
+
+    def renumber(self, step: int) -> None:
+        """Give the next step this number; whether it is due is still to be said."""
+        self.step = step
+        self._steps.clear()
+
+    def place(self, phase: str, step: int) -> None:
+        """Passes of a phase outside of training belong to this step, until the next one begins."""
+        self._steps[phase] = step
 
     def force(self, phase: str | None, step: int | None) -> tuple[str | None, int | None]:
         """Take all passes for this phase, of that step if one is given. Returns what was before."""
@@ -140,6 +151,6 @@ class Phases:
         return step
 
     def _step_with_training(self) -> int | None:
-        if self.is_between and self.step > self._first and self._was_due:
-            return self.step - 1
+        if self.is_between and self.ended is not None and self._was_due:
+            return self.ended
         return self.step if self.is_due else None

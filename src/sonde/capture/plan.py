@@ -25,6 +25,8 @@ PRESETS: Final[dict[str, frozenset[Kind]]] = {
     "all": frozenset(k for k in KINDS if k != "local"),
 }
 
+_OF_CALLS: Final[tuple[Kind, ...]] = ("input", "output", "input_grad", "output_grad")
+
 Every = int | Callable[[int], bool] | Sequence[Any]
 Schedule = Callable[[int], bool]
 Selector = Callable[[str, Any], bool]
@@ -46,12 +48,19 @@ class Plan:
     max_calls: int = 16
     strict: bool = False
     hyperparameters: bool = True
+    final_parameters: bool = True
+    exclude_kinds: Mapping[Kind, Selector] = field(default_factory=dict)
 
     def wants(self, path: str, module: object) -> bool:
         """Whether the module at that path is selected."""
         if self.include is not None and not self.include(path, module):
             return False
         return self.exclude is None or not self.exclude(path, module)
+
+    def kinds_at(self, kinds: frozenset[Kind], path: str, module: object) -> frozenset[Kind]:
+        """Those of the kinds that are not left out at this module."""
+        out = {k for k, meant in self.exclude_kinds.items() if k in kinds and meant(path, module)}
+        return kinds - out
 
     def wants_parameter(self, path: str, full: str, module: object) -> bool:
         """Whether a parameter is selected: with its module at `path`, or by its full name."""
@@ -62,6 +71,49 @@ class Plan:
         return self.exclude is None or not (
             self.exclude(path, module) or self.exclude(full, module)
         )
+
+
+def plan_of(
+    *,
+    log: str | Iterable[str],
+    include: object,
+    exclude: object,
+    phases: Phases,
+    every: Every,
+    max_calls: int,
+    strict: bool,
+    hyperparameters: bool,
+    final_parameters: bool,
+) -> tuple[Plan, Every, dict[str, Any]]:
+    """A plan from the arguments of `sonde.watch`, the schedule of training, and both in words."""
+    recorded_phases, every = phases_of(phases, every)
+    if max_calls < 1:
+        raise SondeError(f"`max_calls` must be at least 1, got {max_calls}.")
+    excluded, excluded_kinds = exclusions_of(exclude)
+    plan = Plan(
+        kinds=kinds_of(log),
+        include=selector_of(include, "include"),
+        exclude=excluded,
+        phases=recorded_phases,
+        max_calls=max_calls,
+        strict=strict,
+        hyperparameters=hyperparameters,
+        final_parameters=final_parameters,
+        exclude_kinds=excluded_kinds,
+    )
+    described = {
+        "every": every if isinstance(every, int) else repr(every),
+        "kinds": sorted(plan.kinds),
+        "include": None if include is None else repr(include),
+        "exclude": None if exclude is None else repr(exclude),
+        "phases": {k: v if isinstance(v, int) else repr(v) for k, v in phases.items()}
+        if isinstance(phases, Mapping)
+        else sorted(plan.phases),
+        "max_calls": max_calls,
+        "hyperparameters": hyperparameters,
+        "final_parameters": final_parameters,
+    }
+    return plan, every, described
 
 
 def kinds_of(log: str | Iterable[str]) -> frozenset[Kind]:
@@ -139,6 +191,23 @@ def selector_of(patterns: object, argument: str) -> Selector | None:
     several = patterns if isinstance(patterns, list | tuple | set | frozenset) else [patterns]
     selectors = [_selector(p, argument) for p in several]
     return lambda path, module: any(s(path, module) for s in selectors)
+
+
+def exclusions_of(exclude: object) -> tuple[Selector | None, dict[Kind, Selector]]:
+    """What is left out altogether, and what of single kinds: `{"output_grad": nn.ReLU}`."""
+    if not isinstance(exclude, Mapping):
+        return selector_of(exclude, "exclude"), {}
+    found: dict[Kind, Selector] = {}
+    for kind, patterns in exclude.items():
+        if kind not in _OF_CALLS:
+            raise SondeError(
+                f"`exclude` by kind takes {', '.join(f'`{k}`' for k in _OF_CALLS)}, got `{kind}`. "
+                "To leave modules out altogether, pass patterns or types without a kind."
+            )
+        meant = selector_of(patterns, "exclude")
+        if meant is not None:
+            found[kind] = meant
+    return None, found
 
 
 def _selector(pattern: object, argument: str) -> Selector:

@@ -56,9 +56,11 @@ def _watch_info(record: AttemptRecord | None) -> dict[str, Any]:
 
 def _steps(run: Run) -> dict[str, Any]:
     """The first and the last step of which anything is known, and of how many something is; and how
-    many were recorded: those with sketches, or all that are known where there is none."""
+    many were recorded: those with sketches of more than the weights at the end, or all that are
+    known where there is none."""
     rows = run._ask(
-        "with steps as (select distinct step, true as sketched from records where not replaced "
+        "with steps as (select distinct step, phase <> 'final' as sketched from records "
+        "where not replaced "
         "union all select distinct step, false from numbers where not replaced), "
         "known as (select step, bool_or(sketched) as sketched from steps group by step) "
         "select min(step) as first, max(step) as last, "

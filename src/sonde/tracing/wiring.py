@@ -166,6 +166,21 @@ def trace(
     return Trace(tracer, probes, pipeline, results, hooks["after_trace"], troubles, closing_s)
 
 
+def trace_once(
+    model: Any, paths: str | Iterable[str], /, *args: Any, **kwargs: Any
+) -> tuple[Any, Results]:
+    """Call the model once and follow variables inside it. Returns its output and the results.
+
+        output, results = sonde.trace_once(model, ["layers.*.attn.forward.q"], x)
+        results["layers.0.attn.forward.q"].values
+
+    `paths` are those of `trace`; `args` and `kwargs` go to the model.
+    """
+    with trace(model, paths, phase=("train", "eval"), into="memory") as traced:
+        output = model(*args, **kwargs)
+    return output, traced.results
+
+
 class Trace:
     """Variables being followed, from the moment it is made until it is closed.
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from numbers import Integral
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -13,18 +13,24 @@ from torch.optim import Optimizer
 
 from sonde._errors import SondeError
 from sonde.capture import active
+from sonde.capture.budget import Budget
 from sonde.capture.drain import Drain, Numbers
+from sonde.capture.latest import Latest, check_stats
 from sonde.capture.norms import Norms
-from sonde.capture.plan import Plan, Schedule
+from sonde.capture.plan import Plan, Schedule, kinds_of, selector_of
+from sonde.capture.repeats import Repeats, check_reduce
 from sonde.capture.torch import adding, arrivals, blocks, naming, patches
 from sonde.capture.torch.facts import Facts
 from sonde.capture.torch.hyperparameters import Hyperparameters
 from sonde.capture.torch.observing import Observer
 from sonde.capture.torch.optimizers import Optimizers
+from sonde.capture.torch.outside import Outside
 from sonde.capture.torch.session import Capture
 from sonde.record import Sink
 
 __all__ = ["Session", "check"]
+
+_WAIT_S: Final = 10.0
 
 
 def check(model: object, optimizer: object, plan: Plan) -> list[Optimizer]:
@@ -60,6 +66,9 @@ class Session:
         self.capture.recorder.facts = Facts(self.capture.structure)
         self.observer = Observer(self.capture)
         self.has_optimizer = bool(optimizers)
+        self.latest = Latest()
+        self._outside = Outside(self.capture)
+        self._repeats = Repeats()
         try:
             self._optimizers = Optimizers(self.capture, optimizers)
         except BaseException:
@@ -85,9 +94,9 @@ class Session:
         return self.capture.recorder.table_on(device).kernel
 
     @property
-    def sink(self) -> Sink:
-        """Compares records of frozen parameters, to know whether they are."""
-        return self._optimizers.frozen
+    def sinks(self) -> list[Sink]:
+        """What compares records of frozen parameters, and what keeps the latest record."""
+        return [self._optimizers.frozen, self.latest]
 
     @property
     def spent_s(self) -> float:
@@ -102,6 +111,25 @@ class Session:
         cost = None if meter is None else meter.cost
         return None if cost is None else cost._asdict()
 
+    def costs(self, wall_s: float, budget: Budget | None) -> dict[str, Any]:
+        """What recording has cost in that time, for `run.info`."""
+        capture = self.capture
+        hooks_s = capture.spent_ns / 1e9
+        share = hooks_s / max(wall_s, 1e-9)
+        overhead: dict[str, Any] = {"hooks_s": hooks_s, "wall_s": wall_s, "share": share}
+        if (device_cost := self.device_cost) is not None:
+            overhead["device"] = device_cost
+        if budget is not None:
+            overhead["budget"] = budget.share
+            overhead["left_out_steps"] = budget.left_out
+        return {
+            "overhead": overhead,
+            "memory": capture.recorder.memory,
+            "recorded_steps": capture.recorded_steps,
+            "dropped_steps": capture.dropped_steps,
+            "step": capture.step,
+        }
+
     def watches(self, model: object) -> bool:
         """Whether this is the model, with or without a wrapper around it."""
         if not isinstance(model, nn.Module):
@@ -109,9 +137,19 @@ class Session:
         return naming.unwrapped(model) is self.capture.root
 
     def log(
-        self, values: dict[str, Any], *, step: int | None, refuse: Callable[[str], None]
+        self,
+        values: dict[str, Any],
+        *,
+        step: int | None,
+        reduce: str,
+        refuse: Callable[[str], None],
     ) -> None:
         """Numbers of a step. Tensors are not waited for; what is no number is refused."""
+        try:
+            check_reduce(reduce)
+        except SondeError as error:
+            refuse(f"Numbers were not logged: {error}")
+            return
         if step is not None and not _is_step(step):
             kind = type(step).__name__
             refuse(f"Numbers were not logged: `step` must be an int of 0 or more, got {kind}.")
@@ -129,13 +167,75 @@ class Session:
             label = self.capture.phases.label if step is None else int(step)
             if self._hyperparameters is not None:
                 self._hyperparameters.taken.update(numbers)
-            for name, number in numbers.items():
-                self.observer.remember(label, name, number)
             phase = self.capture._forced or "train"
+            for name, number in numbers.items():
+                when = (label, phase)
+                numbers[name] = self._repeats.put(name, number, when=when, reduce=reduce)
+                self.observer.remember(label, name, numbers[name])
             where: list[str | None] = [None] * len(numbers)
             self.capture.drain.put(
                 Numbers(label, phase, list(numbers), where, list(numbers.values()))
             )
+
+    def metrics(
+        self,
+        step: int | None,
+        *,
+        stats: str | Sequence[str] | None,
+        kinds: str | Iterable[str] | None,
+        include: object,
+        prefix: str,
+    ) -> dict[str, float]:
+        """Numbers of a step, and statistics of the last recorded one if asked for."""
+        asked = check_stats(stats)
+        wanted = None if kinds is None else kinds_of(kinds)
+        chosen = selector_of(include, "include")
+        self.capture.drain.wait(_WAIT_S)
+        latest = self.latest
+        if step is None and asked and latest.step is not None:
+            step = latest.step
+        at = self.observer.last_step if step is None else step
+        found = self.observer.numbers_of(at, chosen)
+        found |= {name: v for name, v in latest.norms(at).items() if name not in found}
+        if asked and at == latest.step:
+            found |= latest.statistics(
+                asked,
+                lambda site: (
+                    (wanted is None or site.kind in wanted)
+                    and (chosen is None or chosen(site.module, None) or chosen(site.path, None))
+                ),
+            )
+        return {f"{prefix}/{key}": v for key, v in found.items()} if prefix else found
+
+    def renumber(self, step: object, refuse: Callable[[str], None]) -> None:
+        """Give the next step this number, if it can have it."""
+        capture = self.capture
+        with capture.lock:
+            ended, phases = capture.phases.ended, capture.phases
+            least = 0 if ended is None else ended + 1
+            if not _is_step(step) or int(step) < least:  # type: ignore[call-overload]  # it is Integral
+                refuse(
+                    f"`current_step` must be an int of {least} or more, got {step!r}. "
+                    f"The step is still {phases.step}."
+                )
+            elif not phases.is_between:
+                refuse(
+                    f"`current_step` can only be set between steps. Step {phases.step} has begun "
+                    "and keeps its number."
+                )
+            else:
+                phases.renumber(int(step))  # type: ignore[call-overload]  # it is Integral
+                capture.troubles.step = phases.step
+                capture._begin()
+
+    def record(self, name: object, x: object, refuse: Callable[[str], None]) -> None:
+        """Sketch a tensor that belongs to no module, in the current step."""
+        if not isinstance(name, str) or not name:
+            refuse(f"A tensor was not recorded: its name must be a str, got {name!r}.")
+        elif not isinstance(x, Tensor):
+            refuse(f"`{name}` was not recorded: it must be a tensor, got {type(x).__name__}.")
+        else:
+            self._outside.record(name, x)
 
     def set_reference(self, model: object, *, device: Any = None, run: bool = True) -> None:
         """Compare with this model from now on."""
@@ -154,6 +254,13 @@ class Session:
         self._optimizers.end_by_hand()
 
     def close(self) -> None:
+        try:
+            if self.capture.plan.final_parameters:
+                self._outside.record_final()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
         active.discard(self.capture, self.observer)
         patches.forget(self._optimizers)
         self._optimizers.close()

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from sonde.capture.drain import Numbers
 from sonde.capture.leaves import leaves
+from sonde.capture.plan import Selector
 from sonde.capture.recent import Recent
 from sonde.capture.rows import QUICK_PHASE, Spot
 from sonde.capture.torch import attention
@@ -267,14 +268,17 @@ class Observer:
         """A scalar that was logged for a step, for `numbers_of`."""
         self._recent.put(step, name, value)
 
-    def numbers_of(self, step: int | None) -> dict[str, float]:
-        """The numbers of a step (the last one by default) by flat key. Waits for them."""
+    @property
+    def last_step(self) -> int:
+        """The latest step that has numbers, or 0."""
+        return self._recent.last_step
+
+    def numbers_of(self, step: int, where: Selector | None = None) -> dict[str, float]:
+        """The numbers of a step by flat key, of the modules that are meant. Waits for them."""
         found: dict[str, float] = {}
-        for name, value in self._recent.of(
-            self._recent.last_step if step is None else step
-        ).items():
+        for name, value in self._recent.of(step).items():
             if isinstance(value, Sent):
-                found |= value.flat()
+                found |= value.flat(where)
             else:
                 found[name] = value() if callable(value) else value
         return found

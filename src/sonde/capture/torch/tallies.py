@@ -381,9 +381,13 @@ class Sent:
             self._values = found
         return self._values
 
-    def flat(self) -> dict[str, float]:
-        """All of them by flat key."""
-        return {label.key: v for label, v in zip(self.labels, self.values(), strict=True)}
+    def flat(self, where: Callable[[str, Any], bool] | None = None) -> dict[str, float]:
+        """All of them by flat key, or those of no module and of modules that are meant."""
+        return {
+            label.key: v
+            for label, v in zip(self.labels, self.values(), strict=True)
+            if where is None or label.module is None or where(label.module, None)
+        }
 
 
 def reduced(value: Tensor, reduce: str) -> Tensor:

@@ -88,7 +88,10 @@ class Taps:
         changed = []
         for tap in self._taps.values():
             module = tap.module()
-            if module is not None and tap.selected and tap.want(kinds, follows=self._follows):
+            if module is None or not tap.selected:
+                continue
+            own = self._owner.plan.kinds_at(kinds, tap.path, module)
+            if tap.want(own, follows=self._follows):
                 changed.append(module)
                 if tap.is_root or not self._is_resting:
                     hang(tap, module, self._number)
@@ -140,6 +143,7 @@ class Taps:
         plan = self._owner.plan
         selected = plan.wants(path, module)
         kinds = self._owner.kinds & MODULE_KINDS if selected else frozenset()
+        kinds = plan.kinds_at(kinds, path, module)
         tap = Tap(self._owner, path, module, kinds, selected=selected, is_root=is_root)
         tap.want(kinds, follows=self._follows and selected)
         hang(tap, module, self._number)
