@@ -2,9 +2,9 @@
 
 Every case trains the same model from the same state on the same batches: unwatched, unwatched
 again, and watched at several cadences. The second unwatched run is the control: where it differs
-from the first, the training is not deterministic by itself. Compiled cases run with and without
-`emulate_precision_casts`, an option of the code generator that rounds between fused operations as
-eager mode does.
+from the first, the training is not deterministic by itself. Deterministic
+algorithms are on. Compiled cases run with and without `emulate_precision_casts`, an option of the
+code generator that rounds between fused operations as eager mode does.
 
     python benchmarks/gpu_identity.py [--steps 8] [--device cuda] [--case NAME] [--out FOLDER]
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime as dt
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -270,6 +271,8 @@ def generating(case: Case) -> Iterator[None]:
 
 
 if __name__ == "__main__":
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(mode=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
     torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.deterministic = True
     main()

@@ -6,7 +6,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from sonde.capture.torch import compiled
-from sonde.capture.torch.unguarding import _hooked, unguard
+from sonde.capture.torch.unguarding import hooked, unguard
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -42,7 +42,7 @@ def counted(monkeypatch):
     found = []
 
     def look(output):
-        sources = map(_hooked, (g.originating_source for g in output.guards.inner))
+        sources = map(hooked, (g.originating_source for g in output.guards.inner))
         scope = {"G": output.root_tx.f_globals, "L": output.root_tx.f_locals}
         return [s.get_value(scope, {}, {}) for s in sources if s is not None]
 

@@ -13,6 +13,8 @@ from typing import Any, Final
 MAX_DEPTH: Final = 8
 """Nesting that is followed; a container that holds itself ends here."""
 
+_PLAIN: Final = (bool, int, float, complex, str, bytes)
+
 
 def leaves(value: Any, leaf: type, limit: int) -> list[tuple[str, Any]]:
     """Each tensor in `value` with its path; at most `limit`. A tensor by itself has the path `0`.
@@ -40,6 +42,9 @@ def _collect(
 
 
 def _items(value: Any) -> list[tuple[Any, Any]]:
+    # First, and by type: `dataclasses.is_dataclass(None)` breaks graphs of torch 2.11 and earlier.
+    if value is None or isinstance(value, _PLAIN):
+        return []
     if isinstance(value, tuple):
         names = getattr(value, "_fields", None)
         return list(zip(names, value, strict=True)) if names else list(enumerate(value))

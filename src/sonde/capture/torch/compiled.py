@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial, wraps
 from types import CodeType
@@ -26,8 +26,9 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from sonde.capture.torch import operators
+from sonde.capture.torch import limit, operators
 from sonde.capture.torch.operators import KEYS, TAP, TAP_OF, add_key, add_place
+from sonde.capture.torch.reached import is_reached_from
 from sonde.capture.torch.returned import returned
 from sonde.capture.torch.rewriting import rewriting
 from sonde.capture.torch.tap import SIGNED, Owner, Place, Tap
@@ -49,8 +50,9 @@ class _Trace:
     def __init__(self) -> None:
         self.context: Any = None
         self.owners: WeakSet[Owner] = WeakSet()
-        self.stack: list[tuple[Tap, int]] = []
+        self.stack: list[tuple[Tap, int, Any]] = []
         self.calls: dict[Tap, int] = {}
+        self.fixed: dict[Tap, bool] = {}
         self.keys: dict[tuple[str, bool, int], tuple[ref[Tensor], int, int]] = {}
         self.last: Callable[[], Tensor | None] = lambda: None
 
@@ -62,32 +64,41 @@ class _Trace:
             self.owners = WeakSet()
             self.stack.clear()
             self.calls.clear()
+            self.fixed.clear()
             self.keys.clear()
         return self
 
-    def begin(self, tap: Tap) -> None:
-        tap.owner.traced()
-        self._add(tap.owner, is_shared=tap.key is not None)
+    def begin(self, tap: Tap, known: Any) -> bool:
+        """A call begins: whether the module is the same whenever this code runs. `known` is the
+        compiler's own record of the tap."""
+        self.meet(tap.owner)
         call = self.calls.get(tap, 0)
         self.calls[tap] = call + 1
-        self.stack.append((tap, call))
+        self.stack.append((tap, call, known))
+        if tap not in self.fixed:
+            self.fixed[tap] = is_reached_from(tap.owner.root, known, self._scope())
+        return self.fixed[tap]
 
     def end(self, tap: Tap) -> None:
         while self.stack and self.stack.pop()[0] is not tap:
             pass
 
-    def _add(self, owner: Owner, *, is_shared: bool) -> None:
-        """Have code without taps made as well, if there will be steps that need none."""
+    def _scope(self) -> dict[str, Any]:
+        frame: Any = _translator().output.root_tx
+        return {"G": frame.f_globals, "L": frame.f_locals}
+
+    def meet(self, owner: Owner) -> None:
+        """The code has taps of this owner: compile it a second time without taps, if some steps are
+        not recorded."""
+        owner.traced()
         if not self.owners:
             with suppress(Exception):  # then taps are all that there is
                 output: Any = _translator().output
                 compiler = output.compiler_fn
                 if not owner.always and getattr(output, "package", None) is None:
-                    heard = _is_anybody_awake if is_shared else partial(_is_heard, self.owners)
-                    compiler = both(compiler, operators.ALL, heard)
+                    compiler = both(compiler, operators.ALL, partial(_is_heard, self.owners))
                 output.compiler_fn = self._finished(compiler, ref(output))
         self.owners.add(owner)
-        _TRACED.add(owner)
 
     def _finished(self, compiler: Compiler, output: ref[Any]) -> Compiler:
         """The compiler, but first what was traced is looked at as a whole."""
@@ -100,33 +111,27 @@ class _Trace:
                 for key in returned(graph, TAP, unchanged):
                     KEYS[key].returned = True
             with suppress(Exception):  # then they are looked at each time
-                unguard(output(), self._fixed(output()))
+                unguard(output(), self._is_unguarded())
             with _rewriting(compiler):
                 return compiler(graph, inputs)
 
         return finish
 
-    def _fixed(self, output: Any) -> Callable[[object], bool]:
-        """Whose hooks need no look when the code is called: of modules inside of a whole model that
-        is traced, but for the first. What is made of parts may serve others like them."""
-        here = output.root_tx.f_locals.get("self")
-        firsts = {tap.owner: tap for tap in reversed(self.calls)}
-        whole = {tap.owner for tap in self.calls if tap.is_root}
-        whole |= {owner for owner in firsts if owner.root is not None and owner.root is here}
-        fixed = {
-            tap
-            for tap in self.calls
-            if tap.owner in whole and tap.key is None and firsts[tap.owner] is not tap
-        }
+    def _is_unguarded(self) -> Callable[[object], bool]:
+        """Whose hooks need no guards: modules that are the same whenever the code runs, except the
+        first of each owner. Code that serves several modules checks the hooks of each."""
+        fixed = [tap for tap in self.calls if self.fixed[tap]]
+        firsts = {tap.owner: tap for tap in reversed(fixed)}
+        unguarded = {tap for tap in fixed if firsts[tap.owner] is not tap}
 
-        def is_fixed(module: object) -> bool:
+        def is_unguarded(module: object) -> bool:
             hooks = hooks_of(module)
-            return bool(hooks) and all(getattr(hook, "tap", None) in fixed for hook in hooks)
+            return bool(hooks) and all(getattr(hook, "tap", None) in unguarded for hook in hooks)
 
-        return is_fixed
+        return is_unguarded
 
     def place(self, tap: Tap, kind: Kind, slot: str) -> Place:
-        call = next((c for t, c in reversed(self.stack) if t is tap), 0)
+        call = next((c for t, c, _ in reversed(self.stack) if t is tap), 0)
         return Place(kind, call, slot)
 
     def key(self, tap: Tap, place: Place, x: Tensor | None) -> int:
@@ -160,10 +165,11 @@ def _rewriting(compiler: Any) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-_TRACED: Final[WeakSet[Owner]] = WeakSet()
 _MINDING: Final[WeakSet[Owner]] = WeakSet()
 _BEFORE: Final[list[bool]] = []
 """What the compiler did about modules without hooks before anybody minded."""
+_SKIPPED: Final[set[CodeType]] = set()
+"""Code of torch's own modules that is not compiled by itself while something is watched."""
 _TRACE: Final = _Trace()  # torch compiles one frame at a time
 _LOCK: Final = threading.Lock()
 
@@ -175,11 +181,6 @@ def _is_heard(owners: WeakSet[Owner]) -> bool:
     """Whether compiled code of these owners needs its taps now. Each is told that it runs."""
     heard = [owner.hears() for owner in owners]
     return any(heard)
-
-
-def _is_anybody_awake() -> bool:
-    """Whether shared code needs its taps now: there is no telling whose it is this time."""
-    return any(not owner.asleep for owner in _TRACED)
 
 
 # -- before and around -------------------------------------------------------------------------
@@ -196,6 +197,25 @@ def stay_out_of(code: CodeType) -> None:
     frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
 
 
+def stay_out_of_inbuilt(modules: Iterable[nn.Module]) -> None:
+    """Do not compile the `forward` of torch's own modules by itself because of our hooks.
+
+    After a graph break the compiler skips those frames, unless the module has a hook (torch 2.12).
+    A class stays as it is if a module of it has a hook of someone else.
+    """
+    frames = torch._C._dynamo.eval_frame
+    action = frames._FrameAction
+    inbuilt = [m for m in modules if type(m).__module__.startswith(("torch.nn.", "torch.ao."))]
+    theirs = {type(m) for m in inbuilt if not all(hasattr(h, "tap") for h in hooks_of(m))}
+    for kind in {type(m) for m in inbuilt} - theirs:
+        code = getattr(kind.forward, "__code__", None)
+        with _LOCK:
+            if code is not None and code not in _SKIPPED:
+                _SKIPPED.add(code)
+                strategy = frames._FrameExecStrategy(action.SKIP, action.DEFAULT)
+                frames.set_code_exec_strategy(code, strategy)
+
+
 def mind_hooks(owner: Owner) -> bool:
     """Have the compiler, if it is there, see to it that modules without hooks stay so.
 
@@ -210,6 +230,7 @@ def mind_hooks(owner: Owner) -> bool:
             _BEFORE.append(config.skip_nnmodule_hook_guards)
         config.skip_nnmodule_hook_guards = False
         _MINDING.add(owner)
+        limit.report_to(_limited)
     return True
 
 
@@ -219,6 +240,17 @@ def mind_no_more(owner: Owner) -> None:
         _MINDING.discard(owner)
         if not _MINDING and _BEFORE:
             sys.modules["torch._dynamo"].config.skip_nnmodule_hook_guards = _BEFORE.pop()
+            limit.report_to(None)
+            frames = torch._C._dynamo.eval_frame
+            default = frames._FrameAction.DEFAULT
+            while _SKIPPED:
+                strategy = frames._FrameExecStrategy(default, default)
+                frames.set_code_exec_strategy(_SKIPPED.pop(), strategy)
+
+
+def _limited(text: str) -> None:
+    for owner in list(_MINDING):
+        owner.troubles.limited(text)
 
 
 def forget_compiled(modules: list[nn.Module]) -> bool:
@@ -259,15 +291,24 @@ def is_exporting() -> bool:
 
 
 @_while_tracing
-def _begin(sign: str) -> int:
-    _TRACE.now().begin(SIGNED[sign])
+def _begin() -> bool:
+    known = _traced("tap")
+    return _TRACE.now().begin(known.value, known)
+
+
+@_while_tracing
+def _end() -> int:
+    _TRACE.now().end(_traced("tap").value)
     return 0
 
 
 @_while_tracing
-def _end(sign: str) -> int:
-    _TRACE.now().end(SIGNED[sign])
-    return 0
+def _is_fixed() -> bool:
+    tap = _traced("tap").value
+    return _TRACE.now().fixed.get(tap, False)
+
+
+# A module that is the same whenever the code runs: its sign is a constant of the code, and guarded.
 
 
 @_while_tracing
@@ -283,54 +324,56 @@ def _hooked() -> int:
     return 0
 
 
-@_while_tracing
-def _new_attach_key(sign: str, kind: Kind, name: str) -> int:
-    """A key for a named tensor inside of the innermost call of this owner's; -1 if not wanted."""
-    inner = next(((t, c) for t, c in reversed(_TRACE.now().stack) if t.owner.sign == sign), None)
-    if inner is None or not inner[0].selected or kind not in inner[0].owner.plan.kinds:
-        return -1
-    if kind == "attach_grad" and not _can_hook(inner[0].sign):
-        return -1
-    return add_key(inner[0], Place(kind, inner[1], name))
-
-
-@_while_tracing
-def _can_hook(sign: str) -> bool:
-    if not TRACES_HOOKS:
-        SIGNED[sign].owner.troubles.untraced(torch.__version__)
-    return TRACES_HOOKS
-
-
-# The same for shared code. A sign that is an argument becomes a condition of the code, which then
-# serves that tap alone: so these look at what the compiler has before it.
-
-
-@_while_tracing
-def _begin_shared() -> int:
-    _TRACE.now().begin(_traced_tap())
-    return 0
-
-
-@_while_tracing
-def _end_shared() -> int:
-    _TRACE.now().end(_traced_tap())
-    return 0
+# Code that may serve several modules. An argument would become a guard, and the code would serve
+# one module only: these take the tap from the compiler's record of the frame that it traces.
 
 
 @_while_tracing
 def _new_place(kind: Kind, slot: str) -> int:
-    return add_place(_TRACE.now().place(_traced_tap(), kind, slot))
+    return add_place(_TRACE.now().place(_traced("tap").value, kind, slot))
 
 
 @_while_tracing
-def _can_hook_shared() -> bool:
-    return _can_hook(_traced_tap().sign)
+def _can_hook() -> bool:
+    if not TRACES_HOOKS:
+        _traced("tap").value.owner.troubles.untraced(torch.__version__)
+    return TRACES_HOOKS
 
 
-def _traced_tap() -> Tap:
-    """The variable `tap` of the function that is being traced."""
-    tap: Tap = _traced("tap").value
-    return tap
+@_while_tracing
+def _find_inner(sign: str, kind: Kind) -> bool | None:
+    """Set the variable `tap` of the traced function to that of the owner's innermost call; whether
+    it is fixed, None if there is none or nothing of it is wanted."""
+    trace = _TRACE.now()
+    inner = next(((t, k) for t, _, k in reversed(trace.stack) if t.owner.sign == sign), None)
+    if inner is None or not _is_attached(inner[0], kind):
+        return None
+    _translator().output.current_tx.symbolic_locals["tap"] = inner[1]
+    return trace.fixed[inner[0]]
+
+
+@_while_tracing
+def _find_outer(sign: str, kind: Kind) -> int:
+    """Set the variable `module` of the traced function to the module whose `forward` is compiled by
+    itself; the number of its hook, -1 if there is none, or a call inside of it, or no interest."""
+    trace = _TRACE.now()
+    output = _translator().output
+    frame: Any = output.root_tx
+    names = ["self", *frame.f_code.co_varnames[:1]]
+    name = next((n for n in names if isinstance(frame.f_locals.get(n), nn.Module)), None)
+    if name is None or any(t.owner.sign == sign for t, _, _ in trace.stack):
+        return -1
+    for number, hook in frame.f_locals[name]._forward_hooks.items():
+        tap = getattr(hook, "tap", None)
+        if isinstance(tap, Tap) and tap.owner.sign == sign and _is_attached(tap, kind):
+            trace.meet(tap.owner)
+            output.current_tx.symbolic_locals["module"] = frame.symbolic_locals[name]
+            return int(number)
+    return -1
+
+
+def _is_attached(tap: Tap, kind: Kind) -> bool:
+    return tap.selected and kind in tap.owner.plan.kinds
 
 
 def _traced_tensor() -> Tensor | None:
@@ -353,47 +396,52 @@ def _translator() -> Any:
     return InstructionTranslator.current_tx()
 
 
-def enter(tap: Tap, tensors: list[tuple[str, Any]]) -> None:
-    """A module call begins, in a trace."""
-    if tap.key is None:
-        _begin(tap.sign)
-    else:
-        _begin_shared()
+def enter(tap: Tap, tensors: list[tuple[str, Any]]) -> bool:
+    """A module call begins, in a trace: whether its module is the same whenever the code runs."""
+    is_fixed = _begin()
     for slot, x in tensors:
         if tap.input:
-            _see(tap, "input", slot, x)
+            _see(tap, "input", slot, x, is_fixed)
         if tap.input_grad and x.requires_grad:
-            _see_gradient(tap, "input_grad", slot, x)
+            _see_gradient(tap, "input_grad", slot, x, is_fixed)
+    return is_fixed
 
 
 def leave(tap: Tap, tensors: list[tuple[str, Any]]) -> None:
     """A module call ends, in a trace."""
-    if not tap.enters:
-        enter(tap, [])
+    is_fixed = _is_fixed() if tap.enters else enter(tap, [])
     for slot, x in tensors:
         if tap.output:
-            _see(tap, "output", slot, x)
+            _see(tap, "output", slot, x, is_fixed)
         if tap.output_grad and x.requires_grad:
-            _see_gradient(tap, "output_grad", slot, x)
-    if tap.key is None:
-        _end(tap.sign)
-    else:
-        _end_shared()
+            _see_gradient(tap, "output_grad", slot, x, is_fixed)
+    _end()
 
 
 def attach(owner: Owner, x: Tensor, name: str) -> None:
     """A tensor is given a name, in a trace."""
-    key = _new_attach_key(owner.sign, "attach", name)
-    if key >= 0:
-        TAP(x.detach(), key)
+    _attach(owner.sign, "attach", x, name)
     if x.requires_grad:
-        key = _new_attach_key(owner.sign, "attach_grad", name)
-        if key >= 0:
-            x.register_hook(lambda grad: TAP(grad, key))
+        _attach(owner.sign, "attach_grad", x, name)
 
 
-def _see(tap: Tap, kind: Kind, slot: str, x: Tensor) -> None:
-    if tap.key is None:
+def _attach(sign: str, kind: Kind, x: Tensor, name: str) -> None:
+    tap: Any = None
+    module: Any = None  # both are set while tracing
+    is_fixed = _find_inner(sign, kind)
+    if is_fixed is None:
+        number = _find_outer(sign, kind)
+        if number < 0:
+            return
+        tap, is_fixed = module._forward_hooks[number].tap, False
+    if kind == "attach":
+        _see(tap, kind, name, x, is_fixed)
+    else:
+        _see_gradient(tap, kind, name, x, is_fixed)
+
+
+def _see(tap: Tap, kind: Kind, slot: str, x: Tensor, is_fixed: bool) -> None:
+    if is_fixed:
         key = _new_key(tap.sign, kind, slot)
         if key >= 0:
             TAP(x.detach(), key)
@@ -401,13 +449,14 @@ def _see(tap: Tap, kind: Kind, slot: str, x: Tensor) -> None:
         TAP_OF(x.detach(), tap.key, _new_place(kind, slot))
 
 
-def _see_gradient(tap: Tap, kind: Kind, slot: str, x: Tensor) -> None:
-    if tap.key is None:
-        if _can_hook(tap.sign):
-            key = _new_key(tap.sign, kind, slot)
-            if key >= 0:
-                x.register_hook(lambda grad: TAP(grad, key))
-                _hooked()
-    elif _can_hook_shared():
+def _see_gradient(tap: Tap, kind: Kind, slot: str, x: Tensor, is_fixed: bool) -> None:
+    if not _can_hook():
+        return
+    if is_fixed:
+        key = _new_key(tap.sign, kind, slot)
+        if key >= 0:
+            x.register_hook(lambda grad: TAP(grad, key))
+            _hooked()
+    else:
         module, place = tap.key, _new_place(kind, slot)
         x.register_hook(lambda grad: TAP_OF(grad, module, place))

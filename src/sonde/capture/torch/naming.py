@@ -131,10 +131,6 @@ class Structure:
         """Whether parts of the model are compiled by themselves."""
         return bool(self._regions)
 
-    def is_in_region(self, path: str) -> bool:
-        """Whether the module there belongs to a part of the model that is compiled by itself."""
-        return any(path == r or path.startswith(f"{r}.") for r in self._regions)
-
     def _fingerprint(self) -> bytes:
         """Who holds whom, in numbers. Numbers are used again only after a death, which is told."""
         found = holdings(self._held, ("_modules", "_parameters"), "_compiled_call_impl")

@@ -47,8 +47,9 @@ def add_key(tap: Tap, place: Place) -> int:
 def add_place(place: Place) -> int:
     """A number for that place of whichever module it is."""
     with _LOCK:
-        _PLACES.append(place)
-        return len(_PLACES) - 1
+        if place not in _PLACES:
+            _PLACES.append(place)
+        return _PLACES.index(place)
 
 
 def share(tap: Tap) -> None:

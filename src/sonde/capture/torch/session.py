@@ -226,6 +226,7 @@ class Capture:
 
     def traced(self) -> None:
         self._may_rest = False
+        self.taps.share()
         self._wake()
 
     def hears(self) -> bool:

@@ -108,8 +108,8 @@ class Tap:
     """One watched module: its path, what is wanted of it, its spots.
 
     `enters` is false for a module of torch's own without children, of which only outputs are
-    wanted: one hook is enough for it. `sign` stands for the tap in compiled code, `key` in code
-    that serves several modules, where it has `keys` by place.
+    wanted: one hook is enough for it. `sign` stands for the tap in compiled code, the tensor `key`
+    in code that serves several modules, where it has `keys` by place.
     """
 
     __slots__ = (

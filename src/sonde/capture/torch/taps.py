@@ -29,13 +29,22 @@ class Taps:
         self._taps: dict[int, Tap] = {}
         self._is_resting = False
         self._is_minded = False
+        self._is_shared = False
         self._follows = False
+
+    def share(self) -> None:
+        """Make every module known to compiled code that serves several of them."""
+        if not self._is_shared:
+            self._is_shared = True
+            for tap in self._taps.values():
+                share(tap)
 
     def mind(self) -> None:
         """Once there is a compiler, have it tell this model from others of its class."""
         if not self._is_minded and compiled.mind_hooks(self._owner):
             self._is_minded = True
             known = [m for tap in self._taps.values() if (m := tap.module()) is not None]
+            compiled.stay_out_of_inbuilt(known)
             if compiled.forget_compiled(known):
                 self._troubles.tell(
                     "recompiled", "code that may be of a model without hooks is compiled again"
@@ -70,12 +79,13 @@ class Taps:
                 before.pop(id(module), None)  # its hooks have been replaced
                 is_new = True
             self._taps[id(module)] = tap
-            if tap.key is None and structure.is_in_region(path):
+            if self._is_shared:
                 share(tap)
-                is_new = True
         for tap in before.values():
             take_off(tap, self._number)
         self.mind()
+        if is_new and self._is_minded:
+            compiled.stay_out_of_inbuilt(m for _, m in present)
         if is_new and compiled.forget_compiled([m for _, m in present]):
             self._troubles.tell(
                 "recompiled", "code compiled before it was watched is compiled again when called"

@@ -23,6 +23,7 @@ class Troubles:
         self.skipped: dict[tuple[str, str], int] = {}
         self.failures: dict[tuple[str, str], int] = {}
         self.silent_steps = 0
+        self._limits: set[str] = set()
         self._drain = drain
         self._strict = strict
 
@@ -66,6 +67,13 @@ class Troubles:
             self.warn(f"{text}.")
         self.silent_steps += 1
         self.tell("unseen", text, level="warning")
+
+    def limited(self, text: str) -> None:
+        """The compiler reached its limit on recompilations; `text` says for which function."""
+        if text not in self._limits:
+            self._limits.add(text)
+            self.tell("recompile_limit", text, level="warning")
+            self.warn(f"{text}.")
 
     def untraced(self, version: str) -> None:
         """A compiler took our taps and left out those on gradients."""

@@ -34,7 +34,7 @@ def unguard(output: Any, is_fixed: Callable[[object], bool]) -> None:
     known: dict[Any, bool] = {}
 
     def is_needed(guard: Any) -> bool:
-        module = _hooked(guard.originating_source)
+        module = hooked(guard.originating_source)
         if module is None:
             return True
         if module not in known:
@@ -52,7 +52,7 @@ def hooks_of(module: Any) -> list[Any]:
     return [hook for name in dicts for hook in getattr(module, name).values()]
 
 
-def _hooked(source: Any) -> Any:
+def hooked(source: Any) -> Any:
     """The module through whose hooks the source leads, None if through none."""
     while source is not None:
         base = getattr(source, "base", None)

@@ -1,10 +1,10 @@
-"""Compiled code without taps, for the times when nobody would hear them.
+"""Compiled code without taps, for steps that are not recorded.
 
-A tap costs even when it is silent: what it looks at has to be written to memory, where the compiler
-would have gone on with it, and the host has to call it. So what was traced is compiled a second
-time without taps, in the same go, and each call takes the one of the two that is needed: training
-that is not recorded runs what it would run if nobody watched, and nothing is compiled when the
-schedule fires.
+A tap costs even if nothing is recorded: its tensor is written to memory, where fused code would
+have kept it in registers, and the host calls the operator. So each graph is compiled a second time
+without taps, at once, and each call runs one of the two. Steps that are not recorded run the code
+of an unwatched model: the same graph, inputs and tensors kept for backward, so the same bits. No
+schedule causes a recompilation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 Code = Callable[..., Any]
 Compiler = Callable[[GraphModule, Any], Code]
@@ -31,42 +31,82 @@ def both(compiler: Compiler, taps: frozenset[Any], is_heard: Callable[[], bool])
     @functools.wraps(compiler)
     def compile_both(graph: GraphModule, inputs: Any) -> Code:
         bare, plain = None, None
+        kept: list[int] = []
         with suppress(Exception):  # taps that are always there are no fault
-            bare = untapped(graph, taps)
+            bare, kept = untapped(graph, taps)
         tapped = compiler(graph, inputs)
         if bare is not None:
             with suppress(Exception):
-                plain = compiler(bare, inputs)
-        return tapped if plain is None else _either(tapped, plain, is_heard)
+                plain = compiler(bare, [inputs[i] for i in kept])
+        if plain is None:
+            return tapped
+        return _either(tapped, plain, kept if len(kept) < len(inputs) else None, is_heard)
 
     return compile_both
 
 
-def _either(tapped: Code, plain: Code, is_heard: Callable[[], bool]) -> Code:
+def _either(
+    tapped: Code, plain: Code, kept: list[int] | None, is_heard: Callable[[], bool]
+) -> Code:
     def call(*inputs: Any) -> Any:
         # A checkpoint runs this again, in backward, and must find the same tensors kept as before.
         if has_saving_hooks(True) is not None or is_heard():
             return tapped(*inputs)
-        return plain(*inputs)
+        return plain(*inputs) if kept is None else plain(*[inputs[i] for i in kept])
 
     return call
 
 
-def untapped(graph: GraphModule, taps: frozenset[Any]) -> GraphModule:
-    """The graph without the taps in it and in what it calls. Hooks of gradients stay, and do
-    nothing."""
+def untapped(graph: GraphModule, taps: frozenset[Any]) -> tuple[GraphModule, list[int]]:
+    """The graph without taps, as the compiler would have traced it for an unwatched model; and
+    which of its inputs are left."""
+    made = _without(graph, taps)
+    placeholders = list(made.graph.find_nodes(op="placeholder"))
+    kept = []
+    for i, (old, new) in enumerate(
+        zip(graph.graph.find_nodes(op="placeholder"), placeholders, strict=True)
+    ):
+        if old.users and not new.users:  # only taps had a use for it
+            made.graph.erase_node(new)
+        else:
+            kept.append(i)
+    made.recompile()
+    return made, kept
+
+
+def _without(graph: GraphModule, taps: frozenset[Any]) -> GraphModule:
+    """The graph without the taps in it and in what it calls; inputs stay."""
     made = copy.deepcopy(graph.graph)
     for old, new in zip(graph.graph.nodes, made.nodes, strict=True):
         if hasattr(old, "_dynamo_source"):  # which a copy leaves out
             new._dynamo_source = old._dynamo_source
+    bodies = {
+        name: _without(body, taps)
+        for name, body in graph.named_children()
+        if isinstance(body, GraphModule)
+    }
     for node in reversed(made.nodes):
-        if node.target in taps or (node.target == "detach" and not node.users):
+        if node.target in taps or (not node.users and node.target == "detach"):
             made.erase_node(node)
+        elif _is_idle_hook(node, bodies):
+            body = node.args[1]
+            node.replace_all_uses_with(node.args[0])
+            made.erase_node(node)
+            if not body.users:
+                made.erase_node(body)
+                del bodies[body.target]
     module = GraphModule(graph, made)
-    for name, body in list(module.named_children()):
-        if isinstance(body, GraphModule):
-            setattr(module, name, untapped(body, taps))
+    for name, body in bodies.items():
+        setattr(module, name, body)
     for name, value in vars(graph).items():
         vars(module).setdefault(name, value)
     module.meta = dict(graph.meta)
     return module
+
+
+def _is_idle_hook(node: Node, bodies: dict[str, GraphModule]) -> bool:
+    """Whether it is a hook on a gradient of which nothing is left."""
+    if getattr(node.target, "_name", None) != "register_hook":
+        return False
+    body = bodies.get(str(getattr(node.args[1], "target", None)))
+    return body is not None and not any(n.op.startswith("call_") for n in body.graph.nodes)
