@@ -14,15 +14,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def no_waiting():
-    """Any operation that waits for the device is an error."""
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    yield
-    torch.cuda.set_sync_debug_mode(before)
-
-
 def small():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).cuda()
@@ -36,13 +27,14 @@ def scalars(path):
         return found
 
 
-def test_a_learning_rate_on_the_device_and_norms_are_recorded_without_waiting(tmp_path, no_waiting):
+def test_a_learning_rate_on_the_device_and_norms_are_recorded_without_waiting(tmp_path):
     model, x = small(), torch.ones(5, 4, device="cuda")
     rate = torch.tensor(0.25, device="cuda")
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, capturable=True)
     watch = sonde.watch(model, optimizer, every=1, dir=tmp_path)
     norms = []
-    for _ in range(3):
+
+    def step():
         optimizer.zero_grad()
         model(x).square().sum().backward()
         norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.01))
@@ -50,7 +42,15 @@ def test_a_learning_rate_on_the_device_and_norms_are_recorded_without_waiting(tm
         watch.log(loss=norms[-1], reduce="mean")
         watch.record("x", x)
         rate.mul_(0.5)
-    torch.cuda.set_sync_debug_mode("default")
+
+    step()
+    watch.flush()
+    torch.cuda.set_sync_debug_mode("error")  # whatever waits for the device is an error
+    try:
+        step()
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
     watch.close()
     found = scalars(watch.path)
     assert found["lr"] == {0: 0.25, 1: 0.125, 2: 0.0625}
