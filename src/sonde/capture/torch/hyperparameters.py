@@ -17,6 +17,7 @@ from numbers import Real
 from typing import Any, Final
 from weakref import ref
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -94,7 +95,8 @@ class Hyperparameters:
         capture = self._capture
         if self._is_off or not capture.recording or capture.is_closed:
             return
-        if capture.recorder.capturing is not None:
+        # What a CUDA graph captures runs at its replays, and has no value before.
+        if capture.recorder.capturing is not None or torch.cuda.is_current_stream_capturing():
             return
         began = time.perf_counter_ns()
         try:
