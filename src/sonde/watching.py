@@ -161,7 +161,10 @@ def watch(
         _UNRECORDED.append(ref(model))
         return Watch.inert()
     drain.start([writer, *session.sinks, *sinks])
-    return Watch(session, drain, writer, voice, every, budget)
+    others = [w.path.name for w in _OPEN if w.path is not None and w.watches(model)]
+    made = Watch(session, drain, writer, voice, every, budget)
+    session.tell_concerns(sorted(others))
+    return made
 
 
 def unwatch(model: Any) -> None:

@@ -98,7 +98,9 @@ def test_a_copy_works_and_is_not_recorded(watching, model, optimizer, how):
     assert all(torch.equal(a, b) for a, b in zip(twin(x), twin(x), strict=True))
 
 
-def test_a_shallow_copy_is_not_recorded_but_the_modules_it_shares_are(watching, model, optimizer):
+def test_a_shallow_copy_is_not_recorded_but_the_modules_it_shares_are(
+    watching, model, optimizer, unheard
+):
     watch, memory = watching(model, optimizer)
     twin = copy.copy(model)
     twin(torch.ones(5, 4))
@@ -106,6 +108,7 @@ def test_a_shallow_copy_is_not_recorded_but_the_modules_it_shares_are(watching, 
     watch.close()
     assert "./output/0" not in memory.at(0)
     assert memory.at(0)["last/output/0"].count == 10
+    assert "no watched module was being called" in unheard.pop()
 
 
 def test_a_copy_can_be_watched_by_itself(watching, model, optimizer):
@@ -212,7 +215,7 @@ def test_an_exported_model_holds_nothing_of_ours(watching, model, optimizer):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_traced_model_holds_nothing_of_ours(watching, model, optimizer):
-    watch, memory = watching(model, optimizer, log="output")
+    watch, memory = watching(model, optimizer, log=["output", "attach"])
     x = torch.ones(3, 4)
     traced = torch.jit.trace(model, (x,))
     kinds = {n.kind() for n in traced.inlined_graph.nodes()}
@@ -507,7 +510,7 @@ def test_thawing_a_parameter_shows_its_gradient_from_then_on(watching, model, op
 # -- several watches, none ---------------------------------------------------------------------
 
 
-def test_two_models_in_one_process_do_not_mix(watching, model, optimizer):
+def test_two_models_in_one_process_do_not_mix(watching, model, optimizer, unheard):
     other = nn.Sequential(nn.Linear(4, 3))
     other_optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
     witness, witness2 = Witness(model, optimizer), Witness(other, other_optimizer)
@@ -524,15 +527,17 @@ def test_two_models_in_one_process_do_not_mix(watching, model, optimizer):
     witness2.check(memory2, steps=[0, 2])
     assert (len(memory.scalars), len(memory2.scalars)) == (3, 0)
     assert watch.path != watch2.path
+    assert unheard.pop() == VAIN
 
 
 ALL_BUT_ATTACH = [
     *("input", "output", "input_grad", "output_grad"),
     *("param", "param_grad", "update", "optim"),
 ]
+VAIN = "sonde.attach('hidden') is not recorded: `log` has neither `attach` nor `attach_grad`"
 
 
-def test_two_watches_of_one_model_see_the_same_and_end_apart(watching, model, optimizer):
+def test_two_watches_of_one_model_see_the_same_and_end_apart(watching, model, optimizer, unheard):
     witness = Witness(model, optimizer)
     watch, memory = watching(model, optimizer, log=ALL_BUT_ATTACH)
     watch2, memory2 = watching(model, optimizer, log=ALL_BUT_ATTACH)
@@ -543,6 +548,8 @@ def test_two_watches_of_one_model_see_the_same_and_end_apart(watching, model, op
     witness.check(memory, steps=[0, 1])
     witness.check(memory2)
     assert memory.at(2) == {}
+    assert [unheard.pop(), unheard.pop()] == [VAIN, VAIN]
+    assert "already watched" in unheard.pop()
 
 
 def test_an_optimizer_of_another_model_ends_no_step(watching, model, optimizer):

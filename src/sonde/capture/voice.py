@@ -6,14 +6,20 @@ the logger `sonde.warnings`. Hooks do not even warn: the drain does it for them.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import sys
 import warnings
-from typing import Final
+from types import FrameType
+from typing import Any, Final
 
 from sonde._errors import SondeWarning
 
 LOG: Final = logging.getLogger("sonde.warnings")
 """What could not be said as a warning."""
+
+_OWN: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 _MOST: Final = 1000
 """Texts that are kept apart; what comes after these is not warned of."""
@@ -35,12 +41,27 @@ class Voice:
     def warn(self, text: str) -> None:
         """Warn here and now, if the text is new."""
         if self.is_new(text):
-            say(text, stacklevel=3)
+            say(text)
 
 
-def say(text: str, stacklevel: int = 2) -> None:
-    """Warn. Where that raises, log."""
+def say(text: str) -> None:
+    """Warn, at the line of the user's code that led here. Where that raises, log."""
     try:
-        warnings.warn(text, SondeWarning, stacklevel=stacklevel + 1)
+        warnings.warn(text, SondeWarning, stacklevel=_levels())
     except Exception:  # warnings are errors here, or a function of the user's shows them
         LOG.warning("%s", text)
+
+
+def _levels() -> int:
+    """How many frames above `say` the user's code is: frames of Sonde and of torch are skipped."""
+    torch: Any = sys.modules.get("torch")
+    skipped = [_OWN, contextlib.__file__]
+    if torch is not None:
+        skipped.append(os.path.dirname(torch.__file__) + os.sep)
+    prefixes = tuple(skipped)
+    frame: FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None and frame.f_code.co_filename.startswith(prefixes):
+        frame = frame.f_back
+        level += 1
+    return level

@@ -26,6 +26,7 @@ from sonde.capture.torch.observing import Observer
 from sonde.capture.torch.optimizers import Optimizers
 from sonde.capture.torch.outside import Outside
 from sonde.capture.torch.session import Capture
+from sonde.capture.torch.silence import concerns
 from sonde.record import Sink
 
 __all__ = ["Session", "check"]
@@ -65,7 +66,8 @@ class Session:
         self.capture = Capture(model, plan, schedule, drain, step=step)
         self.capture.recorder.facts = Facts(self.capture.structure)
         self.observer = Observer(self.capture)
-        self.has_optimizer = bool(optimizers)
+        self.has_optimizer = self.capture.silence.has_optimizer = bool(optimizers)
+        self._concerns = list(concerns(model, optimizers))
         self.latest = Latest()
         self._outside = Outside(self.capture)
         self._repeats = Repeats()
@@ -129,6 +131,18 @@ class Session:
             "dropped_steps": capture.dropped_steps,
             "step": capture.step,
         }
+
+    def tell_concerns(self, others: Sequence[str]) -> None:
+        """Warn of what is suspicious about what is watched. Given are the runs of the same model
+        that are still being recorded."""
+        for code, text in self._concerns:
+            self.capture.troubles.concern(code, text)
+        for run in others:
+            self.capture.troubles.concern(
+                "watched_twice",
+                f"The model is already watched, for the run {run!r}, and both are recorded now. "
+                "Close a watch before the next one: watch.close(), or `with sonde.watch(...)`.",
+            )
 
     def watches(self, model: object) -> bool:
         """Whether this is the model, with or without a wrapper around it."""

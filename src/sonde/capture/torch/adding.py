@@ -47,6 +47,7 @@ def add_metric(
     schedule = None if every is None else schedule_of(every)
     if fn is None and isinstance(name, str) and name in INSTRUMENTS:
         INSTRUMENTS[name](observer, selector(where), schedule)
+        _warn_of_nothing(observer, name, where, selector(where))
         return
     metric, usual = _metric(name, fn, kind=kind, reduce=reduce, against=against)
     where = usual if where is None else where
@@ -62,6 +63,27 @@ def add_metric(
             f"Give this one another name."
         )
     observer.add(metric)
+    _warn_of_nothing(observer, metric.name, where, metric.where)
+
+
+def _warn_of_nothing(observer: Observer, name: str, where: Any, wants: Selector | None) -> None:
+    """Warn if a pattern matches no module and no parameter of the model."""
+    structure = observer.capture.structure
+    structure.refresh()
+    places = [(path, module()) for path, module in structure.modules]
+    places += [(named.full, named.module()) for named in structure.parameters]
+    try:
+        is_anywhere = wants is None or any(wants(path, module) for path, module in places)
+    except Exception as error:
+        raise SondeError(f"`where` of the metric `{name}` raised {error!r}.") from error
+    if not is_anywhere:
+        paths = [path for path, _ in structure.modules if path]
+        observer.capture.troubles.concern(
+            "metric_nowhere",
+            f"The metric `{name}` is asked nowhere: `where={where!r}` matches no module and no "
+            f"parameter. Paths look like: {', '.join(paths[:5]) or '(only the root)'}.",
+            name,
+        )
 
 
 def set_reference(

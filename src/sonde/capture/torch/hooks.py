@@ -46,7 +46,7 @@ def hang(tap: Tap, module: nn.Module, number: int) -> None:
     that serves several modules asks for hooks by their number.
     """
     if tap.enters:
-        module._forward_pre_hooks[number] = Enter(tap)
+        module._forward_pre_hooks[number] = EnterRoot(tap) if tap.is_root else Enter(tap)
         module._forward_pre_hooks_with_kwargs[number] = True
         # Called also when the module raises, so that we know it is no longer being called.
         module._forward_hooks_always_called[number] = True
@@ -112,6 +112,17 @@ class Enter(_Hook):
             tap.owner.enter(tap, module, args, kwargs)
 
 
+class EnterRoot(Enter):
+    """Forward pre-hook of the model itself: notices every pass, recorded or not."""
+
+    __slots__ = ()
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not is_compiling():
+            self.tap.owner.silence.passed()
+        Enter.__call__(self, module, args, kwargs)
+
+
 class Leave(_Hook):
     """Forward hook."""
 
@@ -146,5 +157,6 @@ def hook_gradient(x: Tensor, hook: GradHook) -> None:
 
 
 compiled.stay_out_of(Enter.__call__.__code__)
+compiled.stay_out_of(EnterRoot.__call__.__code__)
 compiled.stay_out_of(Leave.__call__.__code__)
 compiled.stay_out_of(attach.__code__)

@@ -314,7 +314,9 @@ class Observer:
         """The numbers of a step; whoever asks waits for them. NaN is told of once."""
         values = np.array(sent.values(), dtype=np.float64)
         for i in np.flatnonzero(np.isnan(values)):
-            self.tell_once(sent.labels[i].name, "metric_nan", "is not a number")
+            label = sent.labels[i]
+            where = "" if label.module is None else f" at `{label.module or '.'}`"
+            self.tell_once(label.name, "metric_nan", f"is not a number{where}")
         return values
 
     # -- inside --------------------------------------------------------------------------------

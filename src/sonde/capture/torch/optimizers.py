@@ -73,6 +73,7 @@ class Optimizers:
 
     def _pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._stepped.add(id(optimizer))
+        self._capture.silence.stepped()
         with_gradients = not _has_closure(optimizer, args, kwargs)
         self._guarded(_BEFORE, lambda: self._see_before(optimizer, with_gradients))
 

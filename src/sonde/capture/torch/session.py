@@ -35,6 +35,7 @@ from sonde.capture.phases import Phases, is_training
 from sonde.capture.plan import Plan, Schedule, schedule_of
 from sonde.capture.rows import QUICK_PHASE, Spot
 from sonde.capture.torch import compiled, graphing, naming
+from sonde.capture.torch.attaching import attach
 from sonde.capture.torch.collector import Collector
 from sonde.capture.torch.graphs import Graphs
 from sonde.capture.torch.hooks import MAX_SLOTS, inputs
@@ -53,6 +54,7 @@ from sonde.capture.torch.passes import (
     settle,
 )
 from sonde.capture.torch.recorder import Recorder, Tables
+from sonde.capture.torch.silence import Silence
 from sonde.capture.torch.tables import table_for
 from sonde.capture.torch.tap import Key, Onlooker, Tap, new_sign
 from sonde.capture.torch.taps import MODULE_KINDS, Taps
@@ -79,6 +81,7 @@ class Capture:
         self._root = ref(naming.unwrapped(model))
         self.quick = quick_path(self.lock, self._root)
         self.troubles = Troubles(drain, strict=plan.strict)
+        self.silence = Silence(self._root, self.troubles)
         self.phases = Phases(plan.phases, step, self.troubles.skip, self.troubles.failed)
         self.recorder = Recorder(drain, self.troubles, tables, self._step_of)
         self.collector = Collector(self, self.recorder, self.troubles)
@@ -161,6 +164,7 @@ class Capture:
                 return
             self.is_closed = True
             self._settle()
+            self.silence.close()
             self.graphs.close()
             self.taps.remove()
             self.collector.clear()
@@ -268,26 +272,8 @@ class Capture:
             if isinstance(x, Tensor) and not compiled.is_exporting():
                 compiled.attach(self, x, name)
             return
-        if self.asleep or not isinstance(x, Tensor):
-            return
-        at = self._pass()
-        is_redone = current_backward() != -1
-        stack = at.redone if is_redone else at.stack
-        if not stack or at.is_outside or not self._wants(at.phase):
-            return
-        tap, call = stack[-1]
-        try:
-            with self.lock:
-                if not is_redone:
-                    self._graph.attach(name, x)
-                if not tap.selected or self.collector.too_many(tap, call):
-                    return
-                if "attach" in self.kinds and not is_redone:
-                    self.collector.value(tap, at, "attach", call, name, x)
-                if "attach_grad" in self.kinds:
-                    self.collector.watch_gradient(tap, at, "attach_grad", call, name, x)
-        except Exception as error:
-            self._tap_failed(tap, error)
+        if not self.asleep and isinstance(x, Tensor):
+            attach(self, x, name)
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -306,11 +292,13 @@ class Capture:
                 if not self.passes_begun and self.plan.kinds & MODULE_KINDS and not self._paused:
                     self.troubles.unseen()  # what was compiled before we came calls no hooks
                 self.recorded_steps += 1
+                self.silence.end_step()
                 if not self.recorder.end("train", self.step):
                     self.dropped_steps += 1
                     self.troubles.tell("dropped", "the drain could not keep up", level="warning")
             self.recorder.end_phases()
             self.phases.end_step()
+            self.silence.stepped()
             self.troubles.step = self.step
             self._passes = {i: p for i, p in self._passes.items() if p.stack and i != get_ident()}
             self._checkpoints.clear()

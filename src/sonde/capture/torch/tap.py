@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from sonde.capture.plan import Plan
 from sonde.capture.quick import Bunch, Lane, Point, Quick
 from sonde.capture.rows import QUICK_PHASE, Spot
+from sonde.capture.torch.silence import Silence
 from sonde.capture.torch.troubles import Troubles
 from sonde.record import Kind
 
@@ -41,6 +42,7 @@ class Owner(Protocol):
     kinds: frozenset[Kind]
     troubles: Troubles
     quick: Quick | None
+    silence: Silence
     onlooker: Onlooker | None
 
     @property

@@ -51,6 +51,11 @@ class Troubles:
             self.warn(f"recording `{where}` failed and goes on without it: {error!r}")
         self.failures[key] += 1
 
+    def concern(self, code: str, text: str, where: str = "") -> None:
+        """Something that the user should know: a warning, and an event in the run."""
+        self.tell(code, text, where=where, level="warning")
+        self.warn(text)
+
     def slower(self, device: str, reason: str) -> None:
         """Tensors there are read by plain operations of torch: right, and slower."""
         text = f"tensors on {device} are sketched by plain torch operations: {reason}"
