@@ -47,6 +47,8 @@ METHODS = {
         *("current_step", "record"),
         # `branch` keeps D(real) and D(fake) apart: `phase` would take them out of training.
         *("branch", "paused", "phase", "set_reference", "step"),
+        # In a checkpoint, as of a model and an optimizer: the run goes on at the right step.
+        *("load_state_dict", "state_dict"),
     ],
     "Sketch": [
         *("abs_mean", "count", "empty", "exponents", "finite", "histogram", "infs", "loss"),

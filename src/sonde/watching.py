@@ -1,14 +1,4 @@
-"""The wiring for writers: a model, a capture, a drain and a run directory, held together by a
-`Watch`.
-
-    with sonde.watch(model, optimizer=optimizer, every=10) as watch:
-        for x, y in loader:
-            loss = loss_fn(model(x), y)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            watch.log(loss=loss)
-"""
+"""The wiring for writers: a model, a capture, a drain and a run directory make a `Watch`."""
 
 from __future__ import annotations
 
@@ -18,9 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 from weakref import ref
 
 from sonde import _endings
@@ -30,11 +21,13 @@ from sonde.capture.budget import Budget
 from sonde.capture.drain import Drain, Word
 from sonde.capture.frameworks import torch_capture
 from sonde.capture.launch import rank_and_world
+from sonde.capture.open_watches import OPEN as _OPEN
+from sonde.capture.open_watches import UNRECORDED as _UNRECORDED
 from sonde.capture.plan import Every, Phases, plan_of, schedule_of
-from sonde.capture.voice import Voice
+from sonde.capture.voice import Voice, users_place
 from sonde.record import Sink
 from sonde.store.claims import RankTakenError
-from sonde.store.placing import place_run
+from sonde.store.placing import place_run, step_of
 from sonde.store.writer import Writer
 
 if TYPE_CHECKING:
@@ -89,7 +82,8 @@ def watch(
             gradients off) are recorded, at the steps that `every` says; or a schedule for each,
             `{"train": 10, "eval": 1}`. See docs/steps.md.
         resume: Go on in the run `name` (or the latest one) from `step`.
-        step: Number of the first step; 0, or one after the last recorded when resuming.
+        step: Number of the first step; 0 by default. When resuming, by default what the optimizer
+            has counted, if it does; else one after the last recorded, with a warning.
         config: Anything about the training to keep with the run.
         sinks: Further destinations for what is recorded.
         max_calls: Calls of one module in one pass that are told apart; more are skipped and
@@ -135,24 +129,27 @@ def watch(
         "optimizers": [type(o).__name__ for o in optimizers],
         "overhead_budget": overhead_budget,
     }
-    path, first = place_run(Path(dir), name, resume=resume, step=step)
+    updates = torch.updates_of(optimizers)
+    place = place_run(Path(dir), name, resume=resume, step=step, updates=updates)
+    described["began"] = {"step": place.step, "updates": updates or 0}
     rank, world_size = rank_and_world(rank, world_size)
     voice = Voice()
     drain = Drain()
-    session = torch.Session(model, optimizers, plan, budget or schedule, drain, step=first)
+    session = torch.Session(model, optimizers, plan, budget or schedule, drain, step=place.step)
     try:
         if reference is not None:
             session.set_reference(reference)
         # Last: a watch that fails leaves no run behind.
-        writer = Writer(
-            path,
+        new_writer = partial(
+            Writer,
+            place.path,
             rank=rank,
             world_size=world_size,
             config={"watch": described, "user": config},
-            resume_from_step=first if resume else None,
             flush_s=flush_s,
             on_problem=voice.warn,
         )
+        writer = new_writer(resume_from_step=place.step if resume else None)
     except BaseException as error:
         session.close()
         if not isinstance(error, RankTakenError) or resume or strict:
@@ -161,9 +158,9 @@ def watch(
         _UNRECORDED.append(ref(model))
         return Watch.inert()
     drain.start([writer, *session.sinks, *sinks])
-    others = [w.path.name for w in _OPEN if w.path is not None and w.watches(model)]
-    made = Watch(session, drain, writer, voice, every, budget)
-    session.tell_concerns(sorted(others))
+    others = [w.path.name for w in _OPEN if w.watches(model)]
+    made = Watch(session, drain, writer, voice, every, budget, new_writer)
+    session.tell_concerns(sorted(others), is_guess=place.is_guess)
     return made
 
 
@@ -185,11 +182,13 @@ class Watch:
         voice: Voice,
         every: Every | None,
         budget: Budget | None = None,
+        new_writer: Callable[..., Writer] | None = None,
     ) -> None:
         self._session = session
         self._budget = budget
         self._drain = drain
         self._writer = writer
+        self._new_writer = new_writer
         self._voice = voice
         self._every = every
         self._pid = os.getpid()
@@ -317,16 +316,12 @@ class Watch:
 
     def paused(self) -> AbstractContextManager[None]:
         """Record nothing inside of this block."""
-        if self._session is None:
-            return nullcontext()
-        return self._session.capture.paused()
+        return nullcontext() if self._session is None else self._session.capture.paused()
 
     def phase(self, name: str, *, step: int | None = None) -> AbstractContextManager[None]:
         """Record all passes inside this block under this phase, unless `phases` has a schedule for
         it. The step is the last one that ended, or the one that is given."""
-        if self._session is None:
-            return nullcontext()
-        return self._session.phase(name, step)
+        return nullcontext() if self._session is None else self._session.phase(name, step)
 
     def branch(self, name: str) -> AbstractContextManager[None]:
         """Keep the training passes inside this block apart, as phase `train/name`.
@@ -334,9 +329,7 @@ class Watch:
         For a model that is called several times per step, such as the discriminator of a GAN.
         Parameters and their gradients stay in `train`: they belong to the whole step.
         """
-        if self._session is None:
-            return nullcontext()
-        return self._session.branch(name)
+        return nullcontext() if self._session is None else self._session.branch(name)
 
     def add_metric(
         self,
@@ -420,6 +413,28 @@ class Watch:
             return {}
         return self._session.metrics(step, stats=stats, kinds=kinds, include=include, prefix=prefix)
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs for the run to go on: the next step. Empty when Sonde is off."""
+        if self._session is None:
+            return {}
+        return {"step": self._session.capture.step, "run": self.path.name if self.path else None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on at the step of a checkpoint. Records of this run from that step on are replaced."""
+        if self._is_off() or not state:
+            return
+        step = step_of(state)
+        assert self._session is not None
+        assert self._drain is not None
+        assert self._writer is not None
+        before = self._session.go_to(step)
+        if step < before and self._new_writer is not None:
+            old = self._writer
+            self._drain.wait(_CLOSE_TIMEOUT_S)
+            old.close("resumed at an earlier step")
+            self._writer = self._new_writer(resume_from_step=step)
+            self._drain.replace(old, self._writer)
+
     def watches(self, model: Any) -> bool:
         """Whether this is the watch of that model."""
         return self._session is not None and self._session.watches(model)
@@ -454,6 +469,11 @@ class Watch:
             self._is_shut = True
         atexit.unregister(self._at_exit)
 
+    def forked(self) -> None:
+        """Be silent for ever: the process is a fork of the one that records."""
+        if self._session is not None:
+            self._session.capture.forked()
+
     def _at_exit(self) -> None:
         self.close(_endings.of_process())
 
@@ -464,7 +484,7 @@ class Watch:
         """Warn from the drain: this is called in hooks."""
         assert self._drain is not None
         if self._voice.is_new(text):
-            self._drain.put(Word(text))
+            self._drain.put(Word(text, users_place()))
 
     def _refuse(self, text: str) -> None:
         assert self._session is not None
@@ -478,22 +498,3 @@ class Watch:
         assert self._writer is not None
         wall_s = time.monotonic() - self._began_s
         self._writer.set_info(**self._session.costs(wall_s, self._budget))
-
-
-_UNRECORDED: Final[list[ref[Any]]] = []
-"""Models whose watch records nothing, because another process writes their rank."""
-
-_OPEN: set[Watch] = set()
-"""Watches that are not closed, for `unwatch` and for forked children."""
-
-
-def _forget_all() -> None:
-    """In a forked child nobody is watched: its threads did not come along."""
-    for open_watch in list(_OPEN):
-        if open_watch._session is not None:
-            open_watch._session.capture.forked()
-    _OPEN.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all)

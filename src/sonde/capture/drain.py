@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from sonde._signals import Bell, Gate, is_from_handler
 from sonde.capture.norms import Norms
 from sonde.capture.rows import QUICK_PHASE, Filled, Window
-from sonde.capture.voice import say
+from sonde.capture.voice import Place, say
 from sonde.record import Event, GraphPart, NumberBatch, Sink, SiteInfo, SketchBatch, Sketches
 from sonde.sketch import concatenate, cut, merge_groups
 
@@ -86,13 +86,16 @@ class Word:
     """A warning. It is given here, because code of the user's may show it, or make it an error."""
 
     text: str
+    place: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NewSink:
-    """One more sink to feed from now on; it is told the sites declared so far."""
+    """One more sink to feed from now on, or one in place of another; it is given the sites declared
+    so far."""
 
     sink: Sink
+    old: Sink | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +161,10 @@ class Drain:
         if isinstance(job, Part) and not job.filled.can_wait:
             self._hurry.ring()
 
+    def replace(self, old: Sink, new: Sink) -> None:
+        """Feed the new sink in place of the old one from now on."""
+        self.put(NewSink(new, old))
+
     def wait(self, timeout_s: float) -> bool:
         """Wait until all that was put before has gone to the sinks."""
         if not self._has_started or self._ended.is_open:
@@ -186,6 +193,9 @@ class Drain:
         try:
             for job in self._coming():
                 self._try(job)
+            while not self._jobs.empty():  # events that the last jobs gave rise to
+                if (left := self._jobs.get()) is not None:
+                    self._try(left)
             for key in list(self._held):
                 self._release(*key, dropped=False)
             self._drained.open()
@@ -243,8 +253,9 @@ class Drain:
             case GraphPart():
                 self._each(lambda s: _tell_graph(s, job))
             case Word():
-                say(job.text)
+                say(job.text, job.place)
             case NewSink():
+                self._sinks = [s for s in self._sinks if s is not job.old]
                 self._sinks.append(job.sink)
                 if self._declared:
                     self._guard(job.sink, lambda s: s.sites(list(self._declared)))

@@ -112,6 +112,15 @@ class Phases:
         """Passes of a phase outside of training belong to this step, until the next one begins."""
         self._steps[phase] = step
 
+    def go_to(self, step: int) -> None:
+        """The next step is this one, as if none had ended before."""
+        self.step = step
+        self.ended = None
+        self.is_between = True
+        self._was_due = False
+        self._steps.clear()
+        self._last.clear()
+
     def force(self, phase: str | None, step: int | None) -> tuple[str | None, int | None]:
         """Take all passes for this phase, of that step if one is given. Returns what was before."""
         before = (self.forced, self._forced_step)

@@ -51,6 +51,10 @@ class Plan:
     final_parameters: bool = True
     exclude_kinds: Mapping[Kind, Selector] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.max_calls < 1:
+            raise SondeError(f"`max_calls` must be at least 1, got {self.max_calls}.")
+
     def wants(self, path: str, module: object) -> bool:
         """Whether the module at that path is selected."""
         if self.include is not None and not self.include(path, module):

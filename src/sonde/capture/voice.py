@@ -21,6 +21,9 @@ LOG: Final = logging.getLogger("sonde.warnings")
 
 _OWN: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
+Place = tuple[str, int]
+"""A file and a line."""
+
 _MOST: Final = 1000
 """Texts that are kept apart; what comes after these is not warned of."""
 
@@ -44,24 +47,26 @@ class Voice:
             say(text)
 
 
-def say(text: str) -> None:
-    """Warn, at the line of the user's code that led here. Where that raises, log."""
+def say(text: str, place: Place | None = None) -> None:
+    """Warn, at that line or at the one of the user's code that led here. Where that raises, log."""
     try:
-        warnings.warn(text, SondeWarning, stacklevel=_levels())
+        warnings.warn_explicit(text, SondeWarning, *(place or users_place()))
     except Exception:  # warnings are errors here, or a function of the user's shows them
         LOG.warning("%s", text)
 
 
-def _levels() -> int:
-    """How many frames above `say` the user's code is: frames of Sonde and of torch are skipped."""
+def users_place() -> Place:
+    """The line of the user's code that led here: frames of Sonde and of torch are skipped."""
     torch: Any = sys.modules.get("torch")
     skipped = [_OWN, contextlib.__file__]
     if torch is not None:
         skipped.append(os.path.dirname(torch.__file__) + os.sep)
     prefixes = tuple(skipped)
     frame: FrameType | None = sys._getframe(1)
-    level = 1
-    while frame is not None and frame.f_code.co_filename.startswith(prefixes):
+    place = ("sonde", 1)
+    while frame is not None:
+        place = (frame.f_code.co_filename, frame.f_lineno or 1)
+        if not place[0].startswith(prefixes):
+            break
         frame = frame.f_back
-        level += 1
-    return level
+    return place

@@ -52,7 +52,7 @@ def _row_or_problem(found: Any) -> dict[str, Any]:  # locations.FoundRun
 
 
 def _row(found: Any) -> dict[str, Any]:  # locations.FoundRun
-    """What can be told without opening a segment."""
+    """What can be told without opening a segment; of a run that crashed, what can be read."""
     from sonde.store import attempts
 
     records, problems = attempts.AttemptReader(found.path).read()
@@ -60,19 +60,36 @@ def _row(found: Any) -> dict[str, Any]:  # locations.FoundRun
     steps = [doc["step"] for doc in latest if isinstance(doc.get("step"), int)]
     written = [doc["written"] for doc in latest if isinstance(doc.get("written"), int)]
     dropped = [doc["dropped"] for doc in latest if isinstance(doc.get("dropped"), dict)]
+    status = attempts.run_status(records) if records else "unknown"
+    step, n_records = max(steps, default=None), sum(written)
+    if status == "crashed":  # its last heartbeat knows nothing of what came after
+        step, n_records = _readable(found.path, step, n_records)
     problem = found.problem or next(iter(problems.values()), None)
     return {
         "name": found.name,
         "path": found.path,
-        "status": attempts.run_status(records) if records else "unknown",
+        "status": status,
         "created_s": found.created_ns / 1e9,
-        "step": max(steps, default=None),
-        "records": sum(written),
+        "step": step,
+        "records": n_records,
         "dropped": sum(n for d in dropped for n in d.values() if isinstance(n, int)),
         "ranks": len({attempt.rank for attempt in records}),
         "size_bytes": _size(found.path),
         "problem": problem,
     }
+
+
+def _readable(path: str, step: int | None, n_records: int) -> tuple[int | None, int]:
+    """The last step and the number of records that can be read; what was given if none can."""
+    from sonde._errors import RunError
+    from sonde.store import open_run
+
+    try:
+        with open_run(path) as run:
+            last, info = run.progress.last_step, run.info
+    except (RunError, OSError):
+        return step, n_records
+    return last, info["records"] + info["numbers"]
 
 
 def _size(path: str) -> int:

@@ -29,7 +29,7 @@ from sonde.capture.torch.session import Capture
 from sonde.capture.torch.silence import concerns
 from sonde.record import Sink
 
-__all__ = ["Session", "check"]
+__all__ = ["Session", "check", "updates_of"]
 
 _WAIT_S: Final = 10.0
 
@@ -132,9 +132,11 @@ class Session:
             "step": capture.step,
         }
 
-    def tell_concerns(self, others: Sequence[str]) -> None:
+    def tell_concerns(self, others: Sequence[str], *, is_guess: bool) -> None:
         """Warn of what is suspicious about what is watched. Given are the runs of the same model
-        that are still being recorded."""
+        that are still being recorded, and whether the step is a guess."""
+        if is_guess:  # which a checkpoint may correct before the first pass
+            self.capture.silence.guess = self.capture.step
         for code, text in self._concerns:
             self.capture.troubles.concern(code, text)
         for run in others:
@@ -263,6 +265,12 @@ class Session:
         """Record the training passes inside under this branch of training."""
         return blocks.in_branch(self.capture, name)
 
+    def go_to(self, step: int) -> int:
+        """Go on at this step. Returns the step at which it would have gone on."""
+        before = self.capture.step
+        self.capture.go_to(step)
+        return before
+
     def end_by_hand(self) -> None:
         """`watch.step()`: the step ends now."""
         self._optimizers.end_by_hand()
@@ -283,6 +291,18 @@ class Session:
             self._hyperparameters.close()
         self.capture.close()
         self.observer.close()
+
+
+def updates_of(optimizers: Sequence[Optimizer]) -> int | None:
+    """How many updates the optimizer that ends steps has made, if it counts them, as Adam does."""
+    if not optimizers:
+        return None
+    counted = [
+        int(state["step"])
+        for state in optimizers[-1].state.values()
+        if isinstance(state, dict) and isinstance(state.get("step"), Tensor | int | float)
+    ]
+    return max(counted, default=None)
 
 
 def _selects_any(model: nn.Module, plan: Plan) -> bool:

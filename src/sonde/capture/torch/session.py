@@ -308,6 +308,17 @@ class Capture:
                 self.spent_ns, self.quick.spent_ns = self.spent_ns + self.quick.spent_ns, 0
             self._begin()
 
+    def go_to(self, step: int) -> None:
+        """The next step is this one: a checkpoint was loaded."""
+        with self.lock:
+            self.recorder.hand_over(self._step_of)
+            self.recorder.end_phases()
+            self.phases.go_to(step)
+            self.troubles.step = step
+            self.silence.guess = None
+            self.collector.clear()
+            self._begin()
+
     # -- passes --------------------------------------------------------------------------------
 
     def _begin(self) -> None:

@@ -33,12 +33,19 @@ OTHER_OPTIMIZER: Final = (
     "to update the model: close the watch, and watch with the optimizer that is used."
 )
 
+GUESS: Final = (
+    "The run goes on at step {step}, after the last one that is recorded. The checkpoint may be "
+    "of another step. Pass `step=` to sonde.watch(), or keep watch.state_dict() in the "
+    "checkpoint and call watch.load_state_dict()."
+)
+
 
 class Silence:
     """Listens for steps that never end and for tensors that are attached in vain."""
 
     def __init__(self, root: ref[nn.Module], troubles: Troubles) -> None:
         self.has_optimizer = False
+        self.guess: int | None = None  # the step, if that is one
         self._root = root
         self._troubles = troubles
         self._passes = 0
@@ -50,12 +57,15 @@ class Silence:
 
     def passed(self) -> None:
         """A pass begins. Called for each, recorded or not: cheap."""
-        if self._is_told or not torch.is_grad_enabled():
+        if (self._is_told and self.guess is None) or not torch.is_grad_enabled():
             return
         root = self._root()
         if root is None or not root.training:
             return
         self._passes += 1
+        if self.guess is not None:
+            step, self.guess = self.guess, None
+            self._troubles.concern("resumed_at_a_guess", GUESS.format(step=step))
         if self._passes == 1:
             self._version = _version_of(root)
         elif self._passes % _LOOK_EVERY == 0:

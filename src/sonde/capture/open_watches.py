@@ -1,0 +1,24 @@
+"""Watches that are not closed: for `unwatch`, for traces, and for forked children."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+from weakref import ref
+
+OPEN: Final[set[Any]] = set()
+"""`Any`: a `Watch`."""
+
+UNRECORDED: Final[list[ref[Any]]] = []
+"""Models whose watch records nothing, because another process writes their rank."""
+
+
+def _forget_all() -> None:
+    """In a forked child nothing is watched: the threads did not come along."""
+    for each in list(OPEN):
+        each.forked()
+    OPEN.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
