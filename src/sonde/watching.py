@@ -16,6 +16,7 @@ from weakref import ref
 
 from sonde import _endings
 from sonde._errors import SondeError
+from sonde._memory import give_back
 from sonde._signals import is_from_handler
 from sonde.capture.budget import Budget
 from sonde.capture.drain import Drain, Word
@@ -466,6 +467,7 @@ class Watch:
                 self._tell_cost()
             finally:
                 self._drain.close(self._reason, _CLOSE_TIMEOUT_S)
+            give_back()
             self._is_shut = True
         atexit.unregister(self._at_exit)
 

@@ -199,6 +199,8 @@ class Drain:
             for key in list(self._held):
                 self._release(*key, dropped=False)
             self._drained.open()
+            self._layouts.clear()
+            self._declared.clear()
             self._close_sinks()
         finally:
             self._drained.open()

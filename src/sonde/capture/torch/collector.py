@@ -42,6 +42,12 @@ class Collector:
         self._leaves.clear()
         self._tangent.clear()
 
+    def close(self) -> None:
+        """Nothing is met any more."""
+        self.clear()
+        self._keyed.clear()
+        self._heads.clear()
+
     def value(self, tap: Tap, at: Pass, kind: Kind, call: int, slot: str, x: Tensor) -> None:
         """A tensor as it is now."""
         seen = at.look(x)

@@ -68,6 +68,7 @@ class Optimizers:
         for handle in self._handles:
             handle.remove()
         self._parties.clear()
+        self._watched.clear()
 
     # -- hooks ---------------------------------------------------------------------------------
 

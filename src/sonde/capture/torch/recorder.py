@@ -329,8 +329,8 @@ class Recorder:
         self._memory = self.memory
         for rows in self._devices.values():
             rows.table.close()
-        self._several.clear()
-        self._slices.clear()
+        for known in (self._several, self._slices, self._ids, self._infos):
+            known.clear()
 
     @property
     def memory(self) -> dict[str, int]:

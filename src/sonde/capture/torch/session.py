@@ -167,7 +167,7 @@ class Capture:
             self.silence.close()
             self.graphs.close()
             self.taps.remove()
-            self.collector.clear()
+            self.collector.close()
             if self.observer is not None:
                 self.observer.end_step()
             self.recorder.hand_over(self._step_of)
