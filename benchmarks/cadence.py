@@ -12,6 +12,9 @@ blocks, each over the mean of its two neighbours: it should be one.
 For a watched block a watch is opened, ten steps of warm-up pass, what a run has once is written,
 and the block is timed while the watch writes as it always does, every two seconds. Blocks are as
 long as `--seconds` says, in multiples of ten steps; `never` is a schedule that is never due.
+
+`p50` and `p99` are of all single steps, in milliseconds: one step in a hundred takes longer than
+the latter. Those that do met the writer at work, or another process.
 """
 
 import argparse
@@ -37,6 +40,7 @@ COLUMNS = (
     *("date", "machine", "cores", "load", "python", "torch", "sonde", "kernel", "threads", "model"),
     *("every", "plain_ms", "ratio", "ratio_from", "ratio_to"),
     *("control", "control_from", "control_to", "rounds", "block"),
+    *("plain_p50_ms", "plain_p99_ms", "watched_p50_ms", "watched_p99_ms"),
 )
 
 
@@ -57,7 +61,9 @@ def main() -> None:
             print(
                 f"{name:5} every {every:5} {found['plain_ms']:>7} ms  x{found['ratio']} "
                 f"({found['ratio_from']} to {found['ratio_to']})  control x{found['control']} "
-                f"({found['control_from']} to {found['control_to']})"
+                f"({found['control_from']} to {found['control_to']})  p50 and p99 in ms: "
+                f"{found['plain_p50_ms']}, {found['plain_p99_ms']} plain, "
+                f"{found['watched_p50_ms']}, {found['watched_p99_ms']} watched"
             )
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with options.out.open("w", newline="") as file:
@@ -84,22 +90,24 @@ class Trainer:
             self.optimizer.step()
             self.optimizer.zero_grad()
 
-    def plain_s(self, steps: int) -> float:
-        """Seconds of a plain step."""
+    def plain_s(self, steps: int) -> list[float]:
+        """Seconds of plain steps."""
         self.train(2)
         return self._timed(steps)
 
-    def watched_s(self, steps: int, every: object, folder: str) -> float:
-        """Seconds of a watched step."""
+    def watched_s(self, steps: int, every: object, folder: str) -> list[float]:
+        """Seconds of watched steps."""
         with sonde.watch(self.model, self.optimizer, log="all", every=every, dir=folder) as watch:
             self.train(10)
             watch.flush()
             return self._timed(steps)
 
-    def _timed(self, steps: int) -> float:
-        began = time.perf_counter()
-        self.train(steps)
-        return (time.perf_counter() - began) / steps
+    def _timed(self, steps: int) -> list[float]:
+        times = [time.perf_counter()]
+        for _ in range(steps):
+            self.train(1)
+            times.append(time.perf_counter())
+        return [after - before for before, after in pairwise(times)]
 
 
 def trainer(name: str) -> Trainer:
@@ -109,20 +117,25 @@ def trainer(name: str) -> Trainer:
 
 
 def measure(trainer: Trainer, every: object, rounds: int, seconds: float) -> dict[str, object]:
-    steps = 10 * max(1, round(seconds / trainer.plain_s(10) / 10))
+    steps = 10 * max(1, round(seconds / statistics.fmean(trainer.plain_s(10)) / 10))
     with tempfile.TemporaryDirectory() as folder:
-        watched: list[float] = []
-        plain = [trainer.plain_s(steps)]
+        all_watched: list[list[float]] = []
+        all_plain = [trainer.plain_s(steps)]
         for n in range(rounds):
             print(f"\r{n + 1} of {rounds} ", end="", flush=True, file=sys.stderr)
-            watched.append(trainer.watched_s(steps, every, folder))
-            plain.append(trainer.plain_s(steps))
+            all_watched.append(trainer.watched_s(steps, every, folder))
+            all_plain.append(trainer.plain_s(steps))
+    watched, plain = ([statistics.fmean(b) for b in each] for each in (all_watched, all_plain))
     ratios = [2 * w / (a + b) for w, (a, b) in zip(watched, pairwise(plain), strict=True)]
     control = [2 * b / (a + c) for a, b, c in zip(plain, plain[1:], plain[2:], strict=False)]
     found: dict[str, object] = {"plain_ms": f"{1e3 * statistics.median(plain):.2f}"}
     for name, values in (("ratio", ratios), ("control", control)):
         low, middle, high = median_of(values)
         found |= {name: f"{middle:.3f}", f"{name}_from": f"{low:.3f}", f"{name}_to": f"{high:.3f}"}
+    for name, blocks in (("plain", all_plain), ("watched", all_watched)):
+        times = [1e3 * s for block in blocks for s in block]
+        found[f"{name}_p50_ms"] = f"{statistics.median(times):.2f}"
+        found[f"{name}_p99_ms"] = f"{statistics.quantiles(times, n=100)[-1]:.2f}"
     return found | {"rounds": rounds, "block": steps}
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,10 @@ _LOG = logging.getLogger("sonde")
 
 _REST_S: Final = 0.1
 """The longest rest: how old a record may get besides."""
+
+_BREATH_S: Final = 1e-4
+"""A pause after each window. A thread that computes in Python gives the interpreter to another only
+after 5 ms; one that sleeps, at once: what training waits for is one window, not all that came."""
 
 _MOST_LAYOUTS: Final = 512
 """Windows of a step of which the layout is kept."""
@@ -219,6 +224,8 @@ class Drain:
             self._tell(Event("record_lost", repr(error), level="error"))
         if isinstance(job, Part):
             self._done_bytes += job.filled.size_bytes
+            if 4 * (self._given_bytes - self._done_bytes) < self._capacity_bytes:
+                time.sleep(_BREATH_S)
 
     def _coming(self) -> Iterator[Job]:
         """Jobs until the last: after the first that comes a rest, in which others join it."""

@@ -25,6 +25,11 @@ from sonde.store.streams import Stream
 from sonde.store.tables import EVENTS, GRAPH, NUMBERS, SITES, SKETCHES, TABLES, TRACES, Table
 from sonde.store.tensors import Placed, TensorFiles, TracedValue, groups
 
+_BREATH_S: Final = 1e-4
+_BATCHES_PER_BREATH: Final = 16
+"""A pause after so many batches: a thread that computes gives up the interpreter only after 5 ms,
+and training would wait for it."""
+
 _MAX_PROBLEMS: Final = 50
 
 T = TypeVar("T")
@@ -350,7 +355,9 @@ class Keeper:
 
     def _checked(self, batches: Sequence[Timed[SketchBatch]]) -> list[Timed[SketchBatch]]:
         sound = []
-        for batch, t_ns in batches:
+        for n, (batch, t_ns) in enumerate(batches):
+            if n % _BATCHES_PER_BREATH == _BATCHES_PER_BREATH - 1:
+                time.sleep(_BREATH_S)
             try:
                 self._builder.check(batch)
                 sound.append((batch, t_ns))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -97,6 +98,15 @@ class _Sites:
         return found
 
 
+class _SeenIds(NamedTuple):
+    """The ids of a batch, the codes of their names, and whether two of them share one."""
+
+    sites: _Sites
+    ids: NDArray[np.int32]
+    codes: NDArray[np.int32]
+    is_twice: bool
+
+
 @dataclass(slots=True)
 class RowBuilder:
     """Turns batches of one attempt into rows."""
@@ -108,6 +118,7 @@ class RowBuilder:
     _number_steps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     _number_lists: dict[tuple[str, int], _Numbered] = field(default_factory=dict)
     _ordinals: dict[str, int] = field(default_factory=dict)
+    _seen: _SeenIds | None = None
 
     def sites(self, declared: Sequence[tuple[SiteInfo, int]]) -> Rows:
         """Rows of newly declared sites, each with its time. Their ids are known from here on."""
@@ -141,9 +152,23 @@ class RowBuilder:
             raise ValueError("bins do not fit their offsets")
         if len(s.bin_ids) and not 0 <= s.bin_ids.min() <= s.bin_ids.max() < N_BINS:
             raise ValueError("bin ids lie outside of 0..2047")
-        unknown = batch.ids[~np.isin(batch.ids, self._sites.ids)]
-        if len(unknown):
-            raise ValueError(f"site id {unknown[0]} was not declared")
+        self._known(batch.ids)
+
+    def _known(self, ids: NDArray[np.int32]) -> _SeenIds:
+        """What is known of these ids; most steps bring the very array of the step before.
+
+        Raises:
+            ValueError: if one of them was not declared.
+        """
+        seen = self._seen
+        if seen is None or seen.ids is not ids or seen.sites is not self._sites:
+            unknown = ids[~np.isin(ids, self._sites.ids)]
+            if len(unknown):
+                raise ValueError(f"site id {unknown[0]} was not declared")
+            codes = self._sites.names(ids)
+            is_twice = len(np.unique(codes)) < len(codes)
+            seen = self._seen = _SeenIds(self._sites, ids, codes, is_twice)
+        return seen
 
     def sketches(self, batches: Sequence[tuple[SketchBatch, int]]) -> Rows:
         """Rows of checked batches, each with its time."""
@@ -228,13 +253,13 @@ class RowBuilder:
 
     def _repeats(self, batch: SketchBatch) -> bool:
         """Whether a (step, phase, name) may have come before. Notes this batch as come."""
-        codes = self._sites.names(batch.ids)
+        codes, is_twice = self._known(batch.ids)[2:]
         last = self._last_steps.get(batch.phase, np.empty(0, np.int64))
         if len(last) < len(self._sites.ids):
             grown = np.full(2 * len(self._sites.ids), _UNSEEN)
             grown[: len(last)] = last
             last = self._last_steps[batch.phase] = grown
-        again = bool((last[codes] >= batch.step).any()) or len(np.unique(codes)) < len(codes)
+        again = is_twice or bool((last[codes] >= batch.step).any())
         last[codes] = np.maximum(last[codes], batch.step)
         return again
 
