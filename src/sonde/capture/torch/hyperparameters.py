@@ -96,7 +96,7 @@ class Hyperparameters:
         if self._is_off or not capture.recording or capture.is_closed:
             return
         # What a CUDA graph captures runs at its replays, and has no value before.
-        if capture.recorder.capturing is not None or torch.cuda.is_current_stream_capturing():
+        if capture.recorder.capturing is not None or _is_capturing():
             return
         began = time.perf_counter_ns()
         try:
@@ -126,6 +126,11 @@ class Hyperparameters:
             self._capture.drain.put(
                 Numbers(step, "train", list(numbers), where, list(numbers.values()))
             )
+
+
+def _is_capturing() -> bool:
+    """Whether a CUDA graph is being captured, on a machine that can."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _numbers(place: int, optimizer: Optimizer) -> Iterator[tuple[str, Value]]:
