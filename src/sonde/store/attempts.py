@@ -116,8 +116,9 @@ def identity(attempt: Attempt) -> dict[str, object]:
 class AttemptReader:
     """Reads the attempts of a run, or of one rank, again and again; opens only what changed."""
 
-    def __init__(self, root: str, rank: int | None = None) -> None:
+    def __init__(self, root: str, rank: int | None = None, run_id: str | None = None) -> None:
         self._root = root
+        self._run_id = run_id
         self._rank = rank
         self._cache: dict[str, tuple[tuple[int, int, int], Document | DamagedError, int]] = {}
 
@@ -135,7 +136,7 @@ class AttemptReader:
                     raise DamagedError("is not read: the files of ranks would take too much memory")
                 document, written_ns, memory = self._load(name)
                 held += memory
-                _agree(document, attempt)
+                _agree(document, attempt, self._run_id)
                 kept[part] = document
             except FileNotFoundError:
                 continue
@@ -227,7 +228,9 @@ def _wrote_after(earlier: AttemptRecord, later: AttemptRecord) -> bool:
     return last - began > (0 if is_same_clock else _CLOCKS_DIFFER_NS)
 
 
-def _agree(document: Document, attempt: Attempt) -> None:
+def _agree(document: Document, attempt: Attempt, run_id: str | None) -> None:
+    if run_id is not None and document.get("run_id", run_id) != run_id:
+        raise DamagedError("belongs to another run")
     said = (document.get("rank"), document.get("attempt"), document.get("token"))
     if said != (attempt.rank, attempt.number, attempt.token):
         raise DamagedError("says inside that it is another attempt")

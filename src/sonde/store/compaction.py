@@ -27,6 +27,7 @@ from sonde.store.attempts import AttemptReader
 from sonde.store.compactor import BLOCK
 from sonde.store.documents import DamagedError
 from sonde.store.files import Files, LocalFiles, publish
+from sonde.store.home import Home, refuse_links
 from sonde.store.listing import Candidate, Damage, list_segments
 from sonde.store.segments import Attempt, Contents, Segment
 from sonde.store.tables import TABLES, Table
@@ -69,7 +70,9 @@ def compact(path: str, *, rank: int | None = None, files: Files | None = None) -
     except (DamagedError, FileNotFoundError) as error:
         raise RunError(f"`{path}` cannot be compacted: `{locations.RUN_FILE}` {error}.") from error
     run_id = str(about.get("run_id"))
-    work = _Compaction(path, run_id, files or LocalFiles(), AttemptReader(path), Report())
+    refuse_links(path, rank, "compacted")
+    home = Home(path, run_id)
+    work = _Compaction(home, files or LocalFiles(), AttemptReader(path), Report())
     for table in TABLES:
         if table.compacted:
             for level, limit_bytes in zip(LEVELS, _LIMITS_BYTES, strict=True):
@@ -80,11 +83,18 @@ def compact(path: str, *, rank: int | None = None, files: Files | None = None) -
 
 @dataclass(frozen=True, slots=True)
 class _Compaction:
-    root: str
-    run_id: str
+    home: Home
     files: Files
     attempts: AttemptReader
     report: Report
+
+    @property
+    def root(self) -> str:
+        return self.home.root
+
+    @property
+    def run_id(self) -> str:
+        return self.home.run_id
 
     def compact(self, table: Table, level: int, limit_bytes: int, rank: int | None) -> None:
         for attempt, candidates in self._listed(table, rank).items():
@@ -138,9 +148,8 @@ class _Compaction:
         self.report.rows += sum(piece.rows for piece in pieces)
 
     def _publish(self, table: Table, attempt: Attempt, name: str, data: bytes) -> None:
-        above = os.path.join(self.root, str(table.compacted))
-        folder = os.path.join(above, segments.rank_folder(attempt.rank))
-        self.files.mkdir(above)
+        folder = self.home.folder(str(table.compacted), segments.rank_folder(attempt.rank))
+        self.files.mkdir(os.path.dirname(folder))
         self.files.mkdir(folder)
         unsafe = publish(self.files, folder, name, data)
         if unsafe is not None:

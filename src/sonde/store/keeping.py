@@ -6,7 +6,6 @@ once, counts what is lost, beats, and starts the compactor. It knows nothing of 
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from sonde.record import Event, GraphPart, NumberBatch, SiteInfo, SketchBatch
 from sonde.store import attempts, documents, segments
 from sonde.store.compactor import Compactor
 from sonde.store.files import Files, publish, replace
+from sonde.store.home import Home, ReplacedError
 from sonde.store.rows import RowBuilder, Rows, graph_rows
 from sonde.store.segments import Attempt
 from sonde.store.streams import Stream
@@ -105,7 +105,7 @@ class Keeper:
         self.problems: list[str] = []
         self.held_since_s = 0.0
         self._files = files
-        self._root = root
+        self._home = Home(root, run_id)
         self._attempt = attempt
         self._on_problem = on_problem
         self._builder = RowBuilder(attempt)
@@ -113,14 +113,13 @@ class Keeper:
             table.name: Stream(
                 table,
                 files=files,
-                root=root,
-                run_id=run_id,
+                home=self._home,
                 attempt=attempt,
                 resume_from_step=resume_from_step,
             )
             for table in TABLES
         }
-        self._tensors = TensorFiles(files, root, attempt)
+        self._tensors = TensorFiles(files, self._home, attempt)
         self._unplaced: list[Timed[TracedValue]] = []
         self._undeclared: list[Timed[SiteInfo]] = []
         self._own_events: list[Timed[Event]] = []
@@ -379,12 +378,11 @@ class Keeper:
     def _failed(self, error: OSError) -> None:
         self.errors += 1
         what = error.strerror or str(error)
-        self.report(
-            "disk", f"Cannot write to the run: {what}. Training goes on; losses are counted."
-        )
+        code = "run_replaced" if isinstance(error, ReplacedError) else "disk"
+        self.report(code, f"Cannot write to the run: {what}. Training goes on; losses are counted.")
 
     def _ranks_folder(self) -> str:
-        return os.path.join(self._root, attempts.FOLDER)
+        return self._home.folder(attempts.FOLDER)
 
     def _dump(self, tally: Tally, **more: object) -> bytes:
         state = {**self._state(tally), **more}
@@ -397,6 +395,7 @@ class Keeper:
 
     def _state(self, tally: Tally) -> dict[str, object]:
         return {
+            "run_id": self._home.run_id,
             **attempts.identity(self._attempt),
             "wall_ns": time.time_ns(),
             "monotonic_ns": time.monotonic_ns(),

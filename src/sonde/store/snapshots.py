@@ -64,7 +64,7 @@ class SnapshotTaker:
         self.root = root
         self._run_id = run_id
         self._tables = tuple(tables)
-        self._attempts = AttemptReader(root)
+        self._attempts = AttemptReader(root, run_id=run_id)
         self._verdicts: dict[tuple[str, Stamp], Segment | DamagedError] = {}
         self._believed: frozenset[Damage] = frozenset()
 

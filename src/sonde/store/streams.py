@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sonde.store import segments
 from sonde.store.files import Files, UnsureError, publish
+from sonde.store.home import Home
 from sonde.store.rows import Rows
 from sonde.store.segments import Attempt, Contents
 from sonde.store.tables import Table
@@ -32,8 +33,7 @@ class Stream:
         table: Table,
         *,
         files: Files,
-        root: str,
-        run_id: str,
+        home: Home,
         attempt: Attempt,
         resume_from_step: int | None,
     ) -> None:
@@ -42,8 +42,7 @@ class Stream:
         self.soft_errors = 0
         """Errors after a segment had its name."""
         self._files = files
-        self._root = root
-        self._run_id = run_id
+        self._home = home
         self._attempt = attempt
         self._resume_from_step = resume_from_step
         self._held: _Held | None = None
@@ -59,7 +58,7 @@ class Stream:
     def hold(self, rows: Rows) -> None:
         """Encode rows as the next segment, to be published by `release`."""
         contents = Contents(
-            run_id=self._run_id,
+            run_id=self._home.run_id,
             attempt=self._attempt,
             first=self.next_seq,
             last=self.next_seq,
@@ -91,8 +90,9 @@ class Stream:
         return lost
 
     def _publish(self, held: _Held) -> None:
-        above = os.path.join(self._root, self.table.live)
-        folder = os.path.join(above, segments.rank_folder(self._attempt.rank))
+        rank = segments.rank_folder(self._attempt.rank)
+        folder = self._home.folder(self.table.live, rank)
+        above = os.path.dirname(folder)
         try:
             soft = publish(self._files, folder, held.name, held.data)
         except FileNotFoundError:

@@ -21,6 +21,7 @@ import pyarrow as pa
 from sonde.store import packing, safetensors
 from sonde.store.documents import DamagedError
 from sonde.store.files import Files, UnsureError, publish
+from sonde.store.home import Home
 from sonde.store.packing import Array
 from sonde.store.rows import Rows
 from sonde.store.segments import Attempt, rank_folder
@@ -81,7 +82,7 @@ class TensorFiles:
     """Writes the files of one attempt. For one thread."""
 
     files: Files
-    root: str
+    home: Home
     attempt: Attempt
     next_seq: int = 0
     soft_errors: int = 0
@@ -160,8 +161,8 @@ class TensorFiles:
         return f"a{self.attempt.number:04d}-{self.attempt.token}-{seq:08d}"
 
     def _publish(self, name: str, data: bytes) -> None:
-        above = os.path.join(self.root, FOLDER)
-        folder = os.path.join(above, rank_folder(self.attempt.rank))
+        folder = self.home.folder(FOLDER, rank_folder(self.attempt.rank))
+        above = os.path.dirname(folder)
         try:
             soft = publish(self.files, folder, name, data)
         except FileNotFoundError:

@@ -26,7 +26,7 @@ from sonde import _endings
 from sonde._errors import RunError
 from sonde._signals import Gate
 from sonde.record import Event, GraphPart, NumberBatch, SiteInfo, SketchBatch
-from sonde.store import attempts, claims, locations
+from sonde.store import attempts, claims, home, locations
 from sonde.store.files import Files, LocalFiles
 from sonde.store.inbox import FLUSH_BYTES, Inbox
 from sonde.store.keeping import Keeper, Taken
@@ -364,6 +364,7 @@ def _begin(
         "world_size": world_size,
         "resume_from_step": resume_from_step,
     }
+    home.refuse_links(root, rank, "written")
     try:
         files.mkdir(os.path.join(root, attempts.FOLDER))
         return claims.claim(files, root, rank, facts)
