@@ -21,7 +21,7 @@ NODE := $(shell node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 :
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check web format bench system clean
+.PHONY: help demo test check web format bench fuzz system clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ bench: $(BENCH_VENV)/ready ## measure; results go to benchmarks/results (quiet m
 	$(BENCH_VENV)/bin/python benchmarks/scale.py
 	$(BENCH_VENV)/bin/python -W ignore benchmarks/cadence.py
 	$(BENCH_VENV)/bin/python -W ignore benchmarks/overhead.py
+
+fuzz: $(VENV)/ready ## mutate every kind of file of a run 2,000 times (ARGS="--mutations 50" for a short one)
+	PYTHONPATH=tests/store $(BIN)/python tests/faults/fuzz.py $(ARGS)
 
 # Packages of the system that tests need: a browser. $CHROMIUM names one that is not on the path.
 system:

@@ -186,7 +186,13 @@ def test_a_column_of_another_shape_costs_one_segment(path, expected):
 def test_a_query_of_a_user_that_fails_examines_nothing(path, monkeypatch):
     with open_run(path, frame="arrow") as run:
         monkeypatch.setattr(run._inquiry, "examine", lambda: pytest.fail("examined"))
-        for query in ("select nonsense", "selekt", "select 'x'::int", "select * from nowhere"):
+        for query in (
+            "select nonsense",
+            "selekt",
+            "select 'x'::int",
+            "select * from nowhere",
+            "select (name || 'x')::int from stats",
+        ):
             with pytest.raises(SondeError, match="The query failed"):
                 run.sql(query)
 

@@ -145,7 +145,13 @@ def to_arrow(relation: Any, limit_bytes: int) -> pa.Table:  # duckdb.DuckDBPyRel
     rename = "to_arrow_reader" if hasattr(relation, "to_arrow_reader") else "fetch_arrow_reader"
     reader = getattr(relation, rename)(_ROWS_AT_ONCE)
     batches, held = [], 0
-    for batch in reader:
+    while True:
+        try:
+            batch = reader.read_next_batch()
+        except StopIteration:
+            break
+        except (OSError, pa.ArrowException) as error:
+            raise _engine_error(str(error)) from None
         batches.append(batch)
         held += batch.nbytes
         if held > limit_bytes:
@@ -154,6 +160,22 @@ def to_arrow(relation: Any, limit_bytes: int) -> pa.Table:  # duckdb.DuckDBPyRel
                 "columns, or allow more: `sonde.open(path, limits=Limits(answer_bytes=...))`."
             )
     return pa.Table.from_batches(batches, reader.schema)
+
+
+def _engine_error(text: str) -> duckdb.Error:
+    """The error that DuckDB meant: what comes with a batch has lost its class on the way."""
+    kinds = {
+        "Conversion Error": duckdb.ConversionException,
+        "IO Error": duckdb.IOException,
+        "INTERNAL Error": duckdb.InternalException,
+        "Interrupt": duckdb.InterruptException,
+        "Invalid Input Error": duckdb.InvalidInputException,
+        "Out of Memory Error": duckdb.OutOfMemoryException,
+        "Out of Range Error": duckdb.OutOfRangeException,
+    }
+    found = next((kind for name, kind in kinds.items() if name in text[:200]), duckdb.Error)
+    error: duckdb.Error = found(text)
+    return error
 
 
 def make_views(connection: Connection, snapshot: Snapshot) -> None:

@@ -1,0 +1,32 @@
+"""A small part of `make fuzz`, the same each time."""
+
+import fuzz
+import pytest
+import whole
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    path = tmp_path_factory.mktemp("fuzzed") / "run"
+    whole.write(path)
+    return path
+
+
+def test_every_kind_of_file_is_fuzzed(base):
+    assert all(fuzz.files_of(base, kind) for kind in fuzz.KINDS)
+
+
+def test_mutated_runs_are_read_without_a_crash_a_hang_or_a_wrong_number(base):
+    found = fuzz.campaign(base, mutations=2, seed=15)
+    assert found["mutations"] == 2 * len(fuzz.KINDS)
+    assert found["failures"] == []
+    assert found["peak_bytes"] < fuzz.MEMORY_BYTES
+
+
+def test_the_judge_notices_what_it_is_for(base, tmp_path):
+    """Rows that the base does not hold are wrong numbers; a process that dies is a crash."""
+    right = {"records": set(), "numbers": set(), "values": set()}
+    assert "a wrong number" in fuzz.judge(base, "live", "x", right, forged=False)[0]
+    judge = fuzz.Judge(tmp_path / "nothing")
+    found = judge.ask({"seed": 0, "kind": "live", "n": 0, "forged": False})
+    assert "crashes" in found["wrong"][0]
