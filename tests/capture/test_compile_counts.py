@@ -272,7 +272,7 @@ def test_the_run_says_when_the_compiler_gives_up(watching):
 # -- models of others ----------------------------------------------------------------------------
 
 
-def made(name):
+def made(name, use_cache=False):
     transformers.utils.logging.set_verbosity_error()
     torch.manual_seed(0)
     model, inputs = MODELS[name]()
@@ -280,7 +280,7 @@ def made(name):
     if name != "vit":
         for module in model.modules():  # parts have configurations of their own
             if hasattr(module, "config"):
-                module.config.use_cache = False
+                module.config.use_cache = use_cache
         model.loss_type = {"t5": None, "whisper": None}.get(name, "ForCausalLM")
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -294,11 +294,11 @@ def made(name):
     return model, inputs, layers
 
 
-def steps_of(name, compile_, watching=None, **options):
+def steps_of(name, compile_, watching=None, use_cache=False, **options):
     """Two steps of such a model: what was compiled and recorded."""
     torch._dynamo.reset()
     counters.clear()
-    model, inputs, layers = made(name)
+    model, inputs, layers = made(name, use_cache)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     memory = None
     if watching is not None:
@@ -338,3 +338,10 @@ def test_models_of_others_compile_as_without_us(watching, name, compile_):
             assert sketch.count == b[each].count, each
             if b[each].rms > 1e-5:
                 assert sketch.rms == pytest.approx(b[each].rms, rel=1e-3), each
+
+
+def test_a_model_that_fills_a_cache_while_it_trains_compiles_whole(watching):
+    """As models of transformers do by default."""
+    found, memory = steps_of("llama", whole, watching, use_cache=True)
+    assert found == Counts(graphs=1, breaks=0, frames=1)
+    assert "model.layers.1.self_attn.k_proj/output/0" in memory.at(1)

@@ -55,6 +55,7 @@ class _Trace:
         self.fixed: dict[Tap, bool] = {}
         self.keys: dict[tuple[str, bool, int], tuple[ref[Tensor], int, int]] = {}
         self.last: Callable[[], Tensor | None] = lambda: None
+        self.effects: object = None
 
     def now(self) -> _Trace:
         """This, emptied if a new trace has begun: a retry, a recompilation, another function."""
@@ -319,8 +320,22 @@ def _new_key(sign: str, kind: Kind, slot: str) -> int:
 
 
 @_while_tracing
+def _hooking() -> int:
+    _TRACE.now().effects = _translator().output.side_effects
+    return 0
+
+
+@_while_tracing
 def _hooked() -> int:
-    _TRACE.now().renew(_traced_tensor())
+    """A hook was traced. The compiler replaces its record of side effects by a copy then, and does
+    not find again what models write to objects that they made before (a cache of keys and values).
+    Our hook writes nothing, so the record that was there is as good."""
+    trace = _TRACE.now()
+    output = _translator().output
+    if isinstance(trace.effects, type(output.side_effects)):
+        output.side_effects = trace.effects
+    trace.effects = None
+    trace.renew(_traced_tensor())
     return 0
 
 
@@ -455,8 +470,11 @@ def _see_gradient(tap: Tap, kind: Kind, slot: str, x: Tensor, is_fixed: bool) ->
     if is_fixed:
         key = _new_key(tap.sign, kind, slot)
         if key >= 0:
+            _hooking()
             x.register_hook(lambda grad: TAP(grad, key))
             _hooked()
     else:
         module, place = tap.key, _new_place(kind, slot)
+        _hooking()
         x.register_hook(lambda grad: TAP_OF(grad, module, place))
+        _hooked()
