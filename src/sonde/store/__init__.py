@@ -7,11 +7,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sonde.store.limits import Limits as Limits
     from sonde.store.reader import Run as Run
     from sonde.store.reader import open_run as open_run
     from sonde.store.writer import Writer as Writer
 
-_LAZY = {"Run": "reader", "open_run": "reader", "Writer": "writer"}
+_LAZY = {"Limits": "limits", "Run": "reader", "open_run": "reader", "Writer": "writer"}
 
 
 def __getattr__(name: str) -> object:

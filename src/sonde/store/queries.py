@@ -157,7 +157,8 @@ def to_arrow(relation: Any, limit_bytes: int) -> pa.Table:  # duckdb.DuckDBPyRel
         if held > limit_bytes:
             raise TooMuchError(
                 f"The answer has more than {limit_bytes >> 20} MiB. Ask for fewer steps, sites or "
-                "columns, or allow more: `sonde.open(path, limits=Limits(answer_bytes=...))`."
+                "columns, or allow more: `limits=sonde.store.Limits(answer_bytes=...)` when the "
+                "run is opened."
             )
     return pa.Table.from_batches(batches, reader.schema)
 
