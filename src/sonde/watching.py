@@ -34,7 +34,7 @@ from sonde.store.writer import Writer
 if TYPE_CHECKING:
     from sonde.capture.torch import Session
 
-_CLOSE_TIMEOUT_S = 10.0
+_CLOSE_TIMEOUT_S, _EXIT_TIMEOUT_S = 10.0, 4.0
 
 
 def watch(
@@ -442,16 +442,15 @@ class Watch:
 
     def flush(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> bool:
         """Wait until everything recorded so far is safe on disk; False if that took too long."""
-        if self._is_off():
+        if self._is_off() or self._drain is None or self._writer is None:
             return True
-        assert self._drain is not None
-        assert self._writer is not None
         return self._drain.wait(timeout_s) and self._writer.flush(timeout_s)
 
-    def close(self, reason: str = "finished") -> None:
+    def close(self, reason: str = "finished", timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
         """Take every hook off the model, write what is left, end the run. Safe to call twice.
 
-        If it is interrupted, call it again to finish it; the end of the process does so too.
+        Waits at most `timeout_s` (4 at the end of the process) for the drain and twice that for the
+        sinks; what is lost then is counted. If it is interrupted, call it again to finish.
         """
         self._closed = True
         _OPEN.discard(self)
@@ -466,7 +465,7 @@ class Watch:
                 self._session.close()
                 self._tell_cost()
             finally:
-                self._drain.close(self._reason, _CLOSE_TIMEOUT_S)
+                self._drain.close(self._reason, timeout_s)
             give_back()
             self._is_shut = True
         atexit.unregister(self._at_exit)
@@ -477,15 +476,14 @@ class Watch:
             self._session.capture.forked()
 
     def _at_exit(self) -> None:
-        self.close(_endings.of_process())
+        self.close(_endings.of_process(), _EXIT_TIMEOUT_S)
 
     def _is_off(self) -> bool:
         return self._closed or os.getpid() != self._pid
 
     def _warn_later(self, text: str) -> None:
         """Warn from the drain: this is called in hooks."""
-        assert self._drain is not None
-        if self._voice.is_new(text):
+        if self._drain is not None and self._voice.is_new(text):
             self._drain.put(Word(text, users_place()))
 
     def _refuse(self, text: str) -> None:

@@ -11,6 +11,7 @@ when one ends: it rests first, where rows have room to wait in.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -123,6 +124,7 @@ class Drain:
         sinks: Sequence[Sink] | None = None,
         *,
         capacity_bytes: int = 512 << 20,
+        most_waiting: int = 100_000,
         after_step: Callable[[], None] = lambda: None,
     ) -> None:
         self.after_step = after_step
@@ -130,6 +132,9 @@ class Drain:
         self._sinks: list[Sink] = []
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._capacity_bytes = capacity_bytes
+        self._most_waiting = most_waiting
+        self._lost = self._told_lost = 0
+        self._lock = threading.Lock()
         self._given_bytes = 0
         self._done_bytes = 0
         self._held: dict[tuple[int, str], list[tuple[NDArray[np.int32], Sketches]]] = {}
@@ -157,14 +162,28 @@ class Drain:
     def put(self, job: Part | End | Numbers | Later | Event | GraphPart | Word | NewSink) -> None:
         """Hand over a job. Never blocks. Ask `has_room` first for windows; the rest is small.
 
-        Windows come from one thread at a time.
+        Windows come from one thread at a time. Numbers that are too many are dropped and counted.
         """
+        if isinstance(job, Numbers) and (self._reason or self.waiting >= self._most_waiting):
+            self._lose(len(job.names))
+            return
         self._jobs.put(job)  # first: an interrupt after it changes nothing that matters
         if isinstance(job, Part):
             # Each counter is written by one thread only, so there is no lock to wait for.
             self._given_bytes += job.filled.size_bytes
         if isinstance(job, Part) and not job.filled.can_wait:
             self._hurry.ring()
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs wait."""
+        return self._jobs.qsize()
+
+    @property
+    def lost_since_close(self) -> int:
+        """Numbers that came too late to be counted in the run."""
+        self._lose_waiting()
+        return self._lost - self._told_lost
 
     def replace(self, old: Sink, new: Sink) -> None:
         """Feed the new sink in place of the old one from now on."""
@@ -192,6 +211,9 @@ class Drain:
             self._ended.wait(2 * timeout_s)
         else:
             _LOG.warning("the drain did not finish within %.1f s; what it held is lost", timeout_s)
+            self._lose_waiting()
+            self._jobs.put(None)
+            self._tell_lost()
             self._close_sinks()
 
     def _run(self) -> None:
@@ -203,6 +225,7 @@ class Drain:
                     self._try(left)
             for key in list(self._held):
                 self._release(*key, dropped=False)
+            self._tell_lost()
             self._drained.open()
             self._layouts.clear()
             self._declared.clear()
@@ -210,6 +233,26 @@ class Drain:
         finally:
             self._drained.open()
             self._ended.open()
+
+    def _lose(self, numbers: int) -> None:
+        with self._lock:
+            self._lost += numbers
+
+    def _lose_waiting(self) -> None:
+        """Let go of the jobs that wait, and count their numbers."""
+        while not self._jobs.empty():
+            with contextlib.suppress(queue.Empty):
+                job = self._jobs.get_nowait()
+                if isinstance(job, Numbers):
+                    self._lose(len(job.names))
+
+    def _tell_lost(self) -> None:
+        """Put into the run how many numbers were dropped since the last time."""
+        with self._lock:
+            lost, self._told_lost = self._lost - self._told_lost, self._lost
+        if lost:
+            text = "numbers came faster than they could be kept, or while the watch was closing"
+            self._tell(Event("numbers_dropped", text, level="warning", count=lost))
 
     def _close_sinks(self) -> None:
         for sink in list(self._sinks):
@@ -245,6 +288,7 @@ class Drain:
                 self._hold(job)
             case End():
                 self._release(job.step, job.phase, dropped=job.dropped)
+                self._tell_lost()
                 self.after_step()
             case Numbers():
                 if callable(job.values):
