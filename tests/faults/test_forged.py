@@ -84,6 +84,9 @@ FORGED_ROWS = {
     "a value without a name": ("live_traces", nulls("name")),
     "a value without a part": ("live_traces", nulls("part")),
     "a value without a step": ("live_traces", nulls("step")),
+    "an array without a shape": ("live_traces", nulls("shape")),
+    "an array without a place": ("live_traces", nulls("offset")),
+    "an array without a dtype": ("live_traces", nulls("dtype")),
 }
 """Rows that no writer makes, by the folder of their segment. One more is one more line."""
 

@@ -12,7 +12,7 @@ from sonde.record import COUNTS, EXTREMA, N_BINS, SUMS
 from sonde.store import limits
 from sonde.store.documents import DamagedError
 from sonde.store.segments import Segment
-from sonde.store.tables import NUMBERS, SKETCHES, Table
+from sonde.store.tables import NUMBERS, SKETCHES, TRACES, Table
 
 _TEXTS: Final = frozenset({"value", "text", "inputs", "outputs", "message", "data"})
 """Columns that hold more than a name."""
@@ -35,6 +35,17 @@ def check(rows: pa.Table, table: Table, segment: Segment) -> None:
             raise DamagedError(f"holds steps that it does not tell of ({low} to {high})")
     if table is SKETCHES:
         _check_sketches(rows)
+    if table is TRACES:
+        _check_traces(rows)
+
+
+def _check_traces(rows: pa.Table) -> None:
+    """A row of an array says what it is and where it lies."""
+    is_array = pc.is_in(rows["kind"].cast(pa.string()), pa.array(["tensor", "part"]))
+    arrays = rows.filter(is_array)
+    for name in ("dtype", "shape", "nbytes", "file", "offset", "crc"):
+        if arrays.num_rows and (name not in rows.schema.names or arrays[name].null_count):
+            raise DamagedError(f"holds an array without `{name}`")
 
 
 def _check_texts(name: str, column: Any) -> None:  # pa.ChunkedArray
