@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 BENCH_VENV := build/bench-venv
 WORKERS ?= 2
+MINUTES ?= 10
 ARGS ?=
 
 # What an installation depends on: when one of these changes it is done again.
@@ -21,7 +22,7 @@ NODE := $(shell node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 :
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check web format bench fuzz system clean
+.PHONY: help demo test check web format bench fuzz soak system clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +66,9 @@ bench: $(BENCH_VENV)/ready ## measure; results go to benchmarks/results (quiet m
 
 fuzz: $(VENV)/ready ## mutate every kind of file of a run 2,000 times (ARGS="--mutations 50" for a short one)
 	PYTHONPATH=tests/store $(BIN)/python tests/faults/fuzz.py $(ARGS)
+
+soak: $(VENV)/ready ## train, kill, resume, trace, view and compact for MINUTES (10); fails if anything is lost or grows
+	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) $(ARGS)
 
 # Packages of the system that tests need: a browser. $CHROMIUM names one that is not on the path.
 system:

@@ -333,6 +333,7 @@ def test_a_thousand_runs_are_listed_and_four_are_open(tmp_path):
 
 
 HOSTILE = {
+    "dense": '{"run_id": "a", "config": [' + "[]," * ((14 << 20) // 3) + "[]]}",
     "long": '{"run_id": "' + "x" * (8 << 20) + '"}',
     "deep": "[" * 100_000,
     "odd numbers": '{"run_id": "a", "created_ns": 1e999, "config": {"watch": {"model": NaN}}}',
