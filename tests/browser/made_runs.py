@@ -235,6 +235,7 @@ def write_all(folder: Path) -> None:
     write(folder / "diverged", moe(2, 2), steps=range(50), size=diverging)
     write(folder / "broken", moe(2, 2), size=breaking, validated=(5, 10))
     write(folder / "normal", rnn(), size=lambda _site, _step: 1.0, steps=range(40))
+    write(folder / "irregular", moe(2, 2), steps=[*range(6), *range(12, 50, 7)])
     write(folder / "twin-a", moe(2, 2), steps=range(0, 40, 2))
     write(folder / "twin-b", moe(2, 2), steps=range(0, 60, 5), loss=lambda step: 2 / (1 + step))
     killed = [sys.executable, __file__, str(folder / "killed")]

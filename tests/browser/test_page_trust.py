@@ -262,3 +262,59 @@ def test_the_root_has_a_name_of_its_own(made_server, open_page, made_ids):
     expect(page.locator("[data-drawer] h2")).to_have_text("(root) output 0")
     page.locator("[data-heat]").hover(position={"x": 600, "y": 6})
     expect(page.locator(".tip-title")).to_contain_text("(root)")
+
+
+def test_arrow_keys_walk_recorded_steps(made_server, open_page, made_ids):
+    page = open_page(made_server, f"#/layers?run={made_ids['irregular']}&step=4")
+    cursor = page.locator("[data-cursor-step]")
+    seen = []
+    for _ in range(4):
+        page.keyboard.press("ArrowRight")
+        seen.append(cursor.text_content())
+    assert seen == ["5", "12", "19", "26"]
+    page.keyboard.press("ArrowLeft")
+    assert cursor.text_content() == "19"
+
+
+def test_the_open_tensor_follows_the_row(made_server, open_page, made_ids):
+    address = f"#/layers?run={made_ids['diverged']}&kind=param"
+    page = open_page(made_server, f"{address}&site=model.layers.0.gate/param/weight")
+    title = page.locator("[data-drawer] h2")
+    expect(title).to_have_text("model.layers.0.gate weight")
+    page.locator("[data-heat]").focus()
+    page.keyboard.press("ArrowDown")
+    expect(title).to_have_text("model.layers.0.gate bias")
+    page.keyboard.press("ArrowUp")
+    expect(title).to_have_text("model.layers.0.gate weight")
+
+
+@pytest.mark.parametrize("view", ["layers", "overview"])
+def test_the_heatmap_and_the_timeline_share_their_axis(made_server, open_page, made_ids, view):
+    page = open_page(made_server, f"#/{view}?run={made_ids['diverged']}")
+    for width in (1024, 1440, 1920):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_function(
+            """() => {
+              const root = document.querySelector('#sonde').shadowRoot;
+              const box = s => root.querySelector(s).getBoundingClientRect();
+              const [heat, line] = [box('.heat-plot'), box('.timeline .over')];
+              return ['left', 'right'].every(side => Math.abs(heat[side] - line[side]) < 1.5);
+            }"""
+        )
+    heat = page.locator(".heat-plot .cursor-line").bounding_box()
+    line = page.locator(".timeline .cursor-line").bounding_box()
+    assert heat["x"] == pytest.approx(line["x"], abs=1.5)
+
+
+def test_many_runs_leave_room_for_everything_else(made_server, open_page, made_ids):
+    names = ["llama80", "mlp200", "diverged", "twin-a", "twin-b", "irregular"]
+    page = open_page(
+        made_server, f"#/overview?run={','.join(made_ids[n] for n in names)}", width=1024
+    )
+    bar = page.locator(".topbar")
+    assert bar.evaluate("bar => bar.scrollWidth <= bar.clientWidth")
+    boxes = bar.locator(".tab, .searchbox, .livestate, .button, .chips").evaluate_all(
+        "all => all.map(e => e.getBoundingClientRect()).map(b => [b.left, b.right])"
+    )
+    assert all(a[1] <= b[0] + 1 for a, b in pairwise(sorted(boxes)))
+    assert page.locator(".chip").count() == len(names)

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from told import ALL_NAN, GRADS, MODULES, OUTPUTS, SOME_INF, SOME_NAN, STEPS, asked, rms
 
 from sonde._errors import SondeError
@@ -9,6 +11,7 @@ from sonde.kernels.reference import sketch
 from sonde.record import Site, SiteInfo, SketchBatch
 from sonde.sketch import concatenate
 from sonde.store import Writer, open_run
+from sonde.views.header import step_ranges
 from sonde.views.subject import Subject
 
 
@@ -84,3 +87,16 @@ def test_what_moves_below_the_smallest_normal_number_is_no_mover(tmp_path):
     assert [row.site.module for row in found.rows] == ["awake", "steady", "noise"]
     assert found.rows[-1].change == 0
     assert found.rows[0].change == pytest.approx(np.log2(1e-3 / 2.0**-126), rel=1e-6)
+
+
+def test_recorded_steps_are_told_as_ranges(subject):
+    found = asked(subject, "run").recorded
+    steps = [step for r in found for step in range(r.first, r.last + 1, r.every)]
+    assert steps == STEPS
+    assert len(found) == 2
+
+
+@given(st.lists(st.integers(0, 200), unique=True).map(sorted))
+def test_ranges_of_steps_hold_each_step_once(steps):
+    found = step_ranges(np.array(steps, np.int64))
+    assert [s for r in found for s in range(r.first, r.last + 1, r.every)] == steps

@@ -98,7 +98,7 @@ def test_what_is_not_finite_is_marked_wherever_it_was(subject, columns):
     assert bad == {
         (names.index(name), step // stride) for name, some in steps.items() for step in some
     }
-    assert "3 rows not finite somewhere" in heat.notes
+    assert f"3 of {len(heat.rows)} rows contain NaN or Inf" in heat.notes
 
 
 def test_a_cell_of_nothing_but_nan_has_a_flag_and_no_value(subject):

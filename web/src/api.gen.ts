@@ -214,9 +214,19 @@ export interface Notice {
 }
 
 /**
+ * Recorded steps `first`, `first + every`, ... up to `last`.
+ */
+export interface StepRange {
+  first: number;
+  last: number;
+  every: number;
+}
+
+/**
  * All that a page needs to know of a run before it draws anything.
  *
- * Of `known_steps` there is something, if only a scalar; `recorded_steps` have sketches.
+ * Of `known_steps` there is something, if only a scalar; `recorded_steps` have sketches, and
+ * `recorded` says which they are (empty where they follow no rule).
  * `timeline` is the scalar to show as the reference signal. `kind` and `stat` are good first
  * choices for the overview. `graph` says whether data flow was recorded; `graph_note` what to say
  * about it.
@@ -231,6 +241,7 @@ export interface RunHeader {
   first_step: number | null;
   last_step: number | null;
   recorded_steps: number;
+  recorded: StepRange[];
   known_steps: number;
   records: number;
   size_bytes: number;

@@ -7,14 +7,18 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sonde.record import KINDS
 from sonde.sketch import STATISTICS
 from sonde.views import heat, lines
 from sonde.views.questions import RunQuestion
-from sonde.views.specs import Fact, KindCount, Notice, NoticeLevel, NumberName, RunHeader
+from sonde.views.specs import Fact, KindCount, Notice, NoticeLevel, NumberName, RunHeader, StepRange
 from sonde.views.subject import MAX_LABEL, NotFoundError, Subject, shown
 
 _MAX_NAMES: Final = 2000
+_MAX_RANGES: Final = 2000
 _MAX_FACTS: Final = 200
 _MAX_NOTICES: Final = 200
 _LEVELS: Final[Mapping[str, NoticeLevel]] = {"warning": "warning", "error": "error"}
@@ -49,6 +53,7 @@ def answer(subject: Subject, _question: RunQuestion) -> RunHeader:
         first_step=steps.get("first"),
         last_step=steps.get("last"),
         recorded_steps=int(steps.get("recorded") or 0),
+        recorded=_recorded(subject),
         known_steps=int(steps.get("known") or 0),
         records=int(info["records"]),
         size_bytes=int(info["size_bytes"]),
@@ -67,6 +72,32 @@ def answer(subject: Subject, _question: RunQuestion) -> RunHeader:
         facts=_facts(info),
         notices=_notices(info),
     )
+
+
+def _recorded(subject: Subject) -> tuple[StepRange, ...]:
+    """The steps that have sketches (those that have numbers where none has), as ranges."""
+    for table in ("records", "numbers"):
+        rows = subject.ask(f"select distinct step from {table} where not replaced order by step")
+        if len(rows):
+            found = step_ranges(rows["step"].to_numpy())
+            return found if len(found) <= _MAX_RANGES else ()
+    return ()
+
+
+def step_ranges(steps: NDArray[np.int64]) -> tuple[StepRange, ...]:
+    """Rising steps as ranges of equal distance, as long as they go."""
+    found: list[StepRange] = []
+    at = 0
+    gaps = np.diff(steps)
+    while at < len(steps):
+        if at == len(steps) - 1:
+            found.append(StepRange(int(steps[at]), int(steps[at]), 1))
+            break
+        other = np.flatnonzero(gaps[at:] != gaps[at])
+        end = at + int(other[0]) if len(other) else len(steps) - 1
+        found.append(StepRange(int(steps[at]), int(steps[end]), int(gaps[at])))
+        at = end + 1
+    return tuple(found)
 
 
 def _numbers(subject: Subject) -> list[NumberName]:

@@ -193,7 +193,8 @@ def _heat(
     groups, group_of = _groups(rows)
     usable = found.values[found.flags != EMPTY]
     bad_rows = int((found.flags == NONFINITE).any(axis=1).sum())
-    said = [*notes, *([f"{bad_rows:,} rows not finite somewhere"] if bad_rows else [])]
+    bad = f"{bad_rows:,} of {len(rows):,} rows contain NaN or Inf"
+    said = [*notes, *([bad] if bad_rows else [])]
     is_signed = question.norm == "z" or (
         (question.metric is not None or question.stat in _SIGNED) and bool((usable < 0).any())
     )

@@ -13,7 +13,7 @@ from sonde.views.specs import Bounds
 NO_BOUNDS: Final = Bounds(None, None, None, None, None, 0.0, 0.0)
 
 AGGREGATES: Final = {
-    "max_abs": "largest magnitude",
+    "max_abs": "max |x|",
     "max": "maximum",
     "min": "minimum",
     "mean": "mean",

@@ -57,6 +57,8 @@ export class App {
   /** What commands mean where they depend on what is on screen. */
   readonly handlers = new Map<Command, () => void>();
 
+  /** Where the time axis of the largest plot lies on screen; the timeline shares it. */
+  readonly axis: Signal<{ left: number; right: number } | null> = signal(null);
   readonly run: ReadonlySignal<string | null>;
   readonly about: ReadonlySignal<RunHeader | null>;
   readonly runStatus: ReadonlySignal<RunStatus | null>;

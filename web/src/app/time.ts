@@ -1,6 +1,6 @@
 /** Moving the window and the cursor on the time axis. */
 
-import type { Domain } from "../core/columns";
+import { walk } from "../core/steps";
 import type { App } from "./app";
 
 /** Shows the steps between two places on the axis; all if that is everything. */
@@ -41,18 +41,16 @@ export function pan(app: App, part: number): void {
   showWindow(app, from, from + width);
 }
 
-/** The recorded step nearest to a place on the axis, by the run's cadence. */
-export function nearestStep(domain: Domain, whole: Domain, place: number): number {
-  const raw = domain.from + place * (domain.to - domain.from) - domain.cadence / 2;
-  const n = Math.round((raw - whole.from) / whole.cadence);
-  return Math.max(whole.from, Math.min(whole.to - whole.cadence, whole.from + n * whole.cadence));
-}
-
 /** Moves the cursor by recorded steps. */
 export function moveCursor(app: App, by: number): void {
   const whole = app.wholeDomain.peek();
   const at = app.cursor.peek();
   if (!whole || at === null) return;
+  const recorded = walk(app.about.peek()?.recorded ?? [], at, by);
+  if (recorded !== null) {
+    setCursor(app, recorded);
+    return;
+  }
   const last = whole.to - whole.cadence;
   const n = Math.round((at - whole.from) / whole.cadence) + by;
   const step = Math.max(whole.from, Math.min(last, whole.from + n * whole.cadence));

@@ -64,12 +64,12 @@ export function ExplorePage() {
           </Button>
         )}
         <Button
-          label="Fold repeated modules"
+          label="Draw repeated modules as one"
           keys="O"
           isOn={isFolded}
           onClick={() => perform(app, "fold")}
         >
-          fold ×N
+          Group repeats
         </Button>
         <Segments
           label="Direction"

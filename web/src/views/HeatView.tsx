@@ -79,6 +79,15 @@ export function HeatView({ heat, order, least, most, isStale, onPick }: Props) {
     [heat.rows, isSorted, size.width],
   );
   const width = Math.max(0, size.width - gutter - RIGHT);
+  // The timeline below stands on the same axis: a step is at the same place in both.
+  useLayoutEffect(() => {
+    const found = plot.current?.getBoundingClientRect();
+    if (!found || width < 1) return;
+    app.axis.value = { left: found.left, right: found.right };
+    return () => {
+      app.axis.value = null;
+    };
+  }, [width, gutter, size.width]);
   const rowHeight = Math.min(most, Math.max(least, lines.length ? height / lines.length : 0));
   const drawn = Math.min(height, lines.length * rowHeight);
   const isScrolled = lines.length * rowHeight > height + 0.5;
@@ -208,6 +217,11 @@ export function HeatView({ heat, order, least, most, isStale, onPick }: Props) {
     else if (top + rowHeight > element.scrollTop + drawn)
       element.scrollTop = top + rowHeight - drawn;
     say(focused.peek());
+    // What is open follows.
+    const line = lines[focused.peek()];
+    const next = line?.kind === "row" ? heat.rows[order[line.start]].site : null;
+    const { site: isOpen } = app.state.peek();
+    if (by !== 0 && isOpen !== null && next !== null && next !== isOpen) app.set({ site: next });
   };
   useCommand("rowDown", () => move(1));
   useCommand("rowUp", () => move(-1));
@@ -475,7 +489,7 @@ function describeGroup(heat: Heat, group: number, c: number): Omit<TipContent, "
 
 function aggregateWord(heat: Heat): string {
   return {
-    max_abs: "largest magnitude",
+    max_abs: "max |x|",
     max: "largest",
     min: "smallest",
     mean: "mean",

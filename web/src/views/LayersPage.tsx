@@ -13,22 +13,22 @@ export function LayersPage() {
     <div class="layers">
       <div class="subbar" role="toolbar" aria-label="Heatmap">
         <Select
-          label="Values"
+          label="Normalize"
           value={norm}
           options={[
-            { value: "none", label: "as they are" },
-            { value: "start", label: "÷ own start" },
-            { value: "z", label: "z-score of the row" },
+            { value: "none", label: "none" },
+            { value: "start", label: "relative to start" },
+            { value: "z", label: "z-score" },
           ]}
           onChange={(value) => app.set({ norm: value as typeof norm })}
         />
         <Select
-          label="Columns"
+          label="Combine steps"
           value={aggregate}
           options={[
-            { value: "max_abs", label: "largest magnitude" },
-            { value: "max", label: "largest" },
-            { value: "min", label: "smallest" },
+            { value: "max_abs", label: "max |x|" },
+            { value: "max", label: "max" },
+            { value: "min", label: "min" },
             { value: "mean", label: "mean" },
             { value: "last", label: "last" },
           ]}
@@ -38,7 +38,7 @@ export function LayersPage() {
           label="Rows"
           value={order}
           options={[
-            { value: "module", label: "in module order" },
+            { value: "module", label: "module order" },
             { value: "max", label: "largest first" },
             { value: "change", label: "most changed first" },
           ]}
@@ -64,11 +64,11 @@ export function LayersPage() {
           onChange={(value) => app.set({ map: value as typeof map })}
         />
         <Button
-          label="Fold repeated layers into one row"
+          label="Draw repeated layers as one row"
           isOn={areRowsFolded}
           onClick={() => app.set({ areRowsFolded: !areRowsFolded })}
         >
-          fold ×N
+          Group repeats
         </Button>
       </div>
       <Boundary what="The heatmap" of={app.run.value}>

@@ -34,6 +34,8 @@ interface Props {
   isWheelFree?: boolean;
   /** The window drawn as a frame, for a chart that always shows everything. */
   frame?: Domain | null;
+  /** Where the axis begins and ends on screen, to share it with a plot above or below. */
+  axis?: { left: number; right: number } | null;
 }
 
 const AXIS_PX = 52;
@@ -48,6 +50,7 @@ export function LineChart({
   hasAxis = true,
   isWheelFree = false,
   frame = null,
+  axis = null,
 }: Props) {
   const app = useApp();
   const box = useRef<HTMLDivElement>(null);
@@ -58,9 +61,10 @@ export function LineChart({
   const { tokens } = app.theme.value;
   const data = useMemo(() => aligned(series), [series]);
   const xHeight = hasAxis ? 18 : 0;
+  const { left, right } = sides(box.current, width, axis);
   const inner = {
-    left: AXIS_PX,
-    width: Math.max(0, width - AXIS_PX - 8),
+    left,
+    width: Math.max(0, width - left - right),
     top: 4,
     height: Math.max(0, height - xHeight - 8),
   };
@@ -70,13 +74,15 @@ export function LineChart({
     isLog,
     hasAxis,
     tokens.text,
+    left,
+    right,
   ]);
   const current = useRef(domain);
   current.current = domain;
   useEffect(() => {
     if (width < 40) return;
     const made = new uPlot(
-      options(series, current, isLog, hasAxis, width, height, tokens),
+      options(series, current, isLog, hasAxis, { width, height, left, right }, tokens),
       data,
       box.current!,
     );
@@ -141,6 +147,19 @@ export function LineChart({
       </div>
     </div>
   );
+}
+
+/** What is left free beside the plot: room for numbers, or up to where a shared axis begins. */
+function sides(
+  box: HTMLElement | null,
+  width: number,
+  axis: Props["axis"],
+): { left: number; right: number } {
+  const own = { left: AXIS_PX, right: 8 };
+  if (!box || !axis) return own;
+  const place = box.getBoundingClientRect();
+  const [left, right] = [axis.left - place.left, place.right - axis.right];
+  return left >= AXIS_PX && right >= 0 && width - left - right > 120 ? { left, right } : own;
 }
 
 /** Where any series is not finite, as places between 0 and 1; neighbours are one stretch. */
@@ -245,8 +264,7 @@ function options(
   domain: { current: Domain },
   isLog: boolean,
   hasAxis: boolean,
-  width: number,
-  height: number,
+  { width, height, left, right }: { width: number; height: number; left: number; right: number },
   tokens: { text3: string; border: string },
 ): uPlot.Options {
   const font = `11px ${FONT}`;
@@ -255,7 +273,7 @@ function options(
   return {
     width,
     height,
-    padding: [4, 8, 4, 0],
+    padding: [4, right, 4, 0],
     legend: { show: false },
     cursor: { show: false },
     scales: {
@@ -284,7 +302,7 @@ function options(
         stroke: tokens.text3,
         grid,
         ticks,
-        size: AXIS_PX,
+        size: left,
         gap: 4,
         space: 22,
         values: (_, v) => v.map((y) => (y === null ? "" : number(y))),

@@ -71,6 +71,7 @@ export function Timeline() {
           label={`${name} over steps ${count(domain.from)} to ${count(domain.to - domain.cadence)}`}
           flags={app.events.value}
           frame={app.state.value.x ? app.domain.value : null}
+          axis={app.axis.value}
           isWheelFree
         />
       ) : (

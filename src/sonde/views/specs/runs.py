@@ -95,10 +95,20 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
+class StepRange:
+    """Recorded steps `first`, `first + every`, ... up to `last`."""
+
+    first: int
+    last: int
+    every: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunHeader:
     """All that a page needs to know of a run before it draws anything.
 
-    Of `known_steps` there is something, if only a scalar; `recorded_steps` have sketches.
+    Of `known_steps` there is something, if only a scalar; `recorded_steps` have sketches, and
+    `recorded` says which they are (empty where they follow no rule).
     `timeline` is the scalar to show as the reference signal. `kind` and `stat` are good first
     choices for the overview. `graph` says whether data flow was recorded; `graph_note` what to say
     about it.
@@ -113,6 +123,7 @@ class RunHeader:
     first_step: int | None
     last_step: int | None
     recorded_steps: int
+    recorded: tuple[StepRange, ...]
     known_steps: int
     records: int
     size_bytes: int
