@@ -234,7 +234,9 @@ def _is_without_gradients(module: nn.Module) -> bool:
     return True
 
 
-_APPLY: Final[CodeType] = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+_apply: Any = torch.autograd.Function.apply
+_APPLY: Final[CodeType | None] = getattr(getattr(_apply, "__func__", None), "__code__", None)
+"""None with torch 2.15, where it is not Python and has no frame."""
 
 
 class Checkpoints:
