@@ -130,9 +130,9 @@ def watch(
         "optimizers": [type(o).__name__ for o in optimizers],
         "overhead_budget": overhead_budget,
     }
-    updates = torch.updates_of(optimizers)
-    place = place_run(Path(dir), name, resume=resume, step=step, updates=updates)
-    described["began"] = {"step": place.step, "updates": updates or 0}
+    done = torch.updates_of(optimizers)
+    place = place_run(Path(dir), name, resume=resume, step=step, updates=done)
+    described["began"] = {"step": place.step, "updates": done or 0}
     rank, world_size = rank_and_world(rank, world_size)
     voice = Voice()
     drain = Drain()
@@ -430,10 +430,9 @@ class Watch:
         assert self._writer is not None
         before = self._session.go_to(step)
         if step < before and self._new_writer is not None:
-            old = self._writer
             self._drain.wait(_CLOSE_TIMEOUT_S)
-            old.close("resumed at an earlier step")
-            self._writer = self._new_writer(resume_from_step=step)
+            self._writer.close("resumed at an earlier step")
+            old, self._writer = self._writer, self._new_writer(resume_from_step=step)
             self._drain.replace(old, self._writer)
 
     def watches(self, model: Any) -> bool:
@@ -496,5 +495,5 @@ class Watch:
         """What the recording has cost the training thread so far, for `run.info`."""
         assert self._session is not None
         assert self._writer is not None
-        wall_s = time.monotonic() - self._began_s
-        self._writer.set_info(**self._session.costs(wall_s, self._budget))
+        costs = self._session.costs(time.monotonic() - self._began_s, self._budget)
+        self._writer.set_info(**costs)

@@ -548,8 +548,9 @@ def test_two_watches_of_one_model_see_the_same_and_end_apart(watching, model, op
     witness.check(memory, steps=[0, 1])
     witness.check(memory2)
     assert memory.at(2) == {}
-    assert [unheard.pop(), unheard.pop()] == [VAIN, VAIN]
-    assert "already watched" in unheard.pop()
+    said = sorted([unheard.pop(), unheard.pop(), unheard.pop()])  # from two threads
+    assert said[1:] == [VAIN, VAIN]
+    assert "already watched" in said[0]
 
 
 def test_an_optimizer_of_another_model_ends_no_step(watching, model, optimizer):
