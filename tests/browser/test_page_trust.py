@@ -318,3 +318,53 @@ def test_many_runs_leave_room_for_everything_else(made_server, open_page, made_i
     )
     assert all(a[1] <= b[0] + 1 for a, b in pairwise(sorted(boxes)))
     assert page.locator(".chip").count() == len(names)
+
+
+def test_no_text_is_smaller_than_twelve_pixels(made_server, open_page, made_ids):
+    run = made_ids["broken"]
+    page = open_page(
+        made_server, f"#/explore?run={run}&at=model.layers.1&pins=A:model.layers.1.gate"
+    )
+    smallest = """() => {
+      const small = [];
+      const walk = document.createTreeWalker(
+        document.querySelector('#sonde').shadowRoot, NodeFilter.SHOW_TEXT);
+      for (let node = walk.nextNode(); node; node = walk.nextNode()) {
+        const element = node.parentElement;
+        if (!node.textContent.trim() || element.closest('style, title, option, sup')) continue;
+        const size = parseFloat(getComputedStyle(element).fontSize);
+        if (size < 12) small.push(`${size} ${node.textContent}`);
+      }
+      return small;
+    }"""
+    assert page.evaluate(smallest) == []
+    for view in (f"layers?run={run}&kind=param&site=lm_head/param/weight", f"overview?run={run}"):
+        page.evaluate(f"location.hash = '#/{view}'")
+        page.locator("[data-heat]").wait_for()
+        ready(page)
+        assert page.evaluate(smallest) == []
+
+
+def test_the_keyboard_skips_the_bars_and_stops_once_at_the_movers(made_server, open_page, made_ids):
+    page = open_page(made_server, f"#/overview?run={made_ids['broken']}")
+    focused = "() => document.querySelector('#sonde').shadowRoot.activeElement?.className"
+    page.keyboard.press("Tab")
+    assert page.evaluate(focused) == "skip"
+    page.keyboard.press("Enter")
+    assert page.evaluate(focused) == "centre"
+    expect(page.locator("h1")).to_have_text("broken: overview")
+    stops = page.locator(".mover-rows button").evaluate_all(
+        "all => all.filter(b => b.tabIndex === 0).length"
+    )
+    assert stops == 1
+    page.locator(".mover").first.focus()
+    page.keyboard.press("ArrowDown")
+    assert page.locator(".mover").nth(1).evaluate("m => m.matches(':focus')")
+    page.keyboard.press("ArrowRight")
+    assert (
+        page.locator(".mover-rows li")
+        .nth(1)
+        .locator("button")
+        .nth(1)
+        .evaluate("b => b.matches(':focus')")
+    )

@@ -31,6 +31,22 @@ def test_the_page_and_its_files_are_served_once(server):
     assert not re.search(r'(?:src|href)="(?:/|https?:)', page.text), "all addresses are relative"
 
 
+def test_what_is_large_is_sent_compressed_to_whoever_accepts_it(server):
+    run = server.get("runs").json()["spec"]["runs"][0]["id"]
+    for path in ("app.js", f"api/run?run={run}"):
+        plain = server.known.get(path, headers={"accept-encoding": "identity"})
+        packed = server.known.get(path, headers={"accept-encoding": "br;q=0.5, gzip"})
+        assert "content-encoding" not in plain.headers
+        assert packed.headers["content-encoding"] == "gzip"
+        assert packed.headers["vary"] == "accept-encoding"
+        assert int(packed.headers["content-length"]) < 0.6 * int(plain.headers["content-length"])
+        assert packed.content == plain.content
+        refused = server.known.get(path, headers={"accept-encoding": "gzip;q=0"})
+        assert "content-encoding" not in refused.headers
+    font = server.known.get("inter.woff2", headers={"accept-encoding": "gzip"})
+    assert "content-encoding" not in font.headers
+
+
 @pytest.mark.parametrize("path", ["", "app.js", "api/runs", "api/server", "api/events", "nothing"])
 def test_head_is_get_without_the_body(server, path):
     head = server.known.head(path)

@@ -23,6 +23,7 @@ from typing import Any, Final
 from sonde._errors import SondeError
 from sonde._require import require
 from sonde._version import VERSION
+from sonde.present.compression import accepts_gzip, compressed, compressed_file
 from sonde.present.guard import App, Guard, Rules, Scope, Send, new_token
 from sonde.present.herald import Herald
 from sonde.present.patience import MAX_CONNECTIONS, patient_protocol
@@ -207,8 +208,10 @@ def _view_endpoint(route: Route, workers: Workers) -> Any:  # Any: a Starlette e
             return _failure(400, "bad_request", str(error))
         asked = {"view": route.name, "question": pairs}
         if route.of_run:
-            return _response(await workers.read(question.run, asked))
-        return _response(await workers.list(asked))
+            reply = await workers.read(question.run, asked)
+        else:
+            reply = await workers.list(asked)
+        return await _response(reply, request.headers.get("accept-encoding"))
 
     return endpoint
 
@@ -260,10 +263,15 @@ def _static_endpoint(name: str) -> Any:
         found = _static(name)
         if found is None:
             return _bytes(200, _SUFFIXES["html"], _NO_PAGE)
-        tag = f'"{zlib.crc32(found):08x}-{len(found):x}"'
-        headers = {"cache-control": "no-cache", "etag": tag}
+        packed = None
+        if accepts_gzip(request.headers.get("accept-encoding")):
+            packed = compressed_file(found, kind)
+        tag = f'"{zlib.crc32(found):08x}-{len(found):x}{"-gz" if packed else ""}"'
+        headers = {"cache-control": "no-cache", "etag": tag, "vary": "accept-encoding"}
         if request.headers.get("if-none-match") == tag:
             return _bytes(304, kind, b"", headers)
+        if packed is not None:
+            return _bytes(200, kind, packed, {**headers, "content-encoding": "gzip"})
         return _bytes(200, kind, found, headers)
 
     return endpoint
@@ -290,9 +298,14 @@ def _static(name: str) -> bytes | None:
 # -- responses ------------------------------------------------------------------------------------
 
 
-def _response(reply: Reply) -> Any:
+async def _response(reply: Reply, accept: str | None) -> Any:
     if reply.status == 200:
-        return _bytes(200, reply.head["type"], reply.body)
+        kind = reply.head["type"]
+        packed = await compressed(reply.body, kind, accept)
+        if packed is None:
+            return _bytes(200, kind, reply.body, {"vary": "accept-encoding"})
+        headers = {"vary": "accept-encoding", "content-encoding": "gzip"}
+        return _bytes(200, kind, packed, headers)
     return _failure(reply.status, reply.head["code"], reply.head["message"])
 
 

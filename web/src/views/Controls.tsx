@@ -47,6 +47,7 @@ interface ButtonProps {
   isQuiet?: boolean;
   class?: string;
   disabled?: boolean;
+  tabIndex?: number;
   onClick: (event: MouseEvent) => void;
   children?: ComponentChildren;
 }
@@ -61,6 +62,7 @@ export function Button({
   onClick,
   children,
   disabled,
+  tabIndex,
   class: extra = "",
 }: ButtonProps) {
   return (
@@ -71,6 +73,7 @@ export function Button({
       aria-pressed={isOn}
       title={keys ? `${label} (${keys})` : label}
       disabled={disabled}
+      tabIndex={tabIndex}
       onClick={onClick}
     >
       {icon && <Icon name={icon} />}

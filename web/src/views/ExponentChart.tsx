@@ -44,7 +44,7 @@ export function ExponentChart({
     const most = Math.max(finite, data.zeros, ...bad) / (data.total || 1) || 1;
     const y = (counted: number) => (counted / (data.total || 1) / most) * (bars - 14);
     // Axis of shares
-    c.font = `11px ${FONT}`;
+    c.font = `12px ${FONT}`;
     c.textBaseline = "middle";
     c.textAlign = "right";
     c.fillStyle = tokens.text3;
@@ -76,14 +76,14 @@ export function ExponentChart({
     const every = [1, 2, 4, 5, 8, 10, 16, 20, 32].find((s) => s * slot >= 26) ?? 64;
     for (let n = Math.ceil(low / every) * every; n <= high; n += every) {
       const words = String(n).replace("-", "\u2212");
-      c.font = `11px ${FONT}`;
+      c.font = `12px ${FONT}`;
       const two = c.measureText("2").width;
-      c.font = `9px ${FONT}`;
+      c.font = `12px ${FONT}`;
       const small = c.measureText(words).width;
       const at = x(n) + slot / 2 - (two + small) / 2;
       c.textAlign = "left";
       c.fillText(words, at + two, bars + 2);
-      c.font = `11px ${FONT}`;
+      c.font = `12px ${FONT}`;
       c.fillText("2", at, bars + 4);
     }
     formats.forEach((f, i) => {

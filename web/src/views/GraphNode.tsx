@@ -148,7 +148,7 @@ function ModuleInside({
         {cut(label, box.width - 18 - right - 22, 6.5)}
       </text>
       <text class="node-type" x={16} y={33}>
-        {cut(`${node.type}${out ? ` · ${shape(out.shape)}` : ""}`, box.width - 26, 5.7)}
+        {cut(`${node.type}${out ? ` · ${shape(out.shape)}` : ""}`, box.width - 26, 6.4)}
       </text>
       {tint && <TintLine tint={tint} value={value} width={box.width} />}
       {node.count > 1 && (
@@ -261,7 +261,7 @@ function TintLine({ tint, value, width }: { tint: Tint; value: NodeTint | null; 
     ? boxValue(tint, value, app.hover.value)
     : { value: Number.NaN, isBad: false };
   const words = isBad ? "not finite" : `${value?.is_inside ? "≤ " : ""}${number(now)}`;
-  const room = width - 38 - 6.6 * Math.max(words.length, 7);
+  const room = width - 38 - 7 * Math.max(words.length, 7);
   const paths = useMemo(
     () => (spark ? sparkPath(tint.columns.first, spark.y, spark.flags, room, 16) : null),
     [spark, room],

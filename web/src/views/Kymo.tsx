@@ -26,8 +26,8 @@ import { useTimePointer } from "./pointer";
 import { Tip, type TipContent } from "./Tip";
 
 const HEIGHT = 96;
-const GUTTER = 42;
-const SECTION = 54;
+const GUTTER = 46;
+const SECTION = 62;
 const PADDING = 8;
 const STRIP = 6;
 const GAP = 2;
@@ -126,7 +126,7 @@ function Plot({ data, width, isStale }: { data: Kymograph; width: number; isStal
     if (!surface) return;
     const { context } = surface;
     context.fillStyle = tokens.text3;
-    verticalTicks(context, edgeTicks(data.edges, data.scale, 5), GUTTER - 5, TOP, CELLS_PX, 10);
+    verticalTicks(context, edgeTicks(data.edges, data.scale, 5), GUTTER - 5, TOP, CELLS_PX, 12);
   }, [data.edges, data.scale, tokens]);
 
   useTimePointer(plot, {
@@ -315,18 +315,18 @@ function Section({ data }: { data: Kymograph }) {
     }
     context.lineTo(1, TOP);
     context.fill();
-    context.font = `9px ${FONT}`;
+    context.font = `12px ${FONT}`;
     context.textAlign = "left";
     context.textBaseline = "middle";
     const bad = nonfiniteShare(k, c);
     const zeros = zeroShare(k, c);
     if (bad > 0) {
       context.fillStyle = now.bad;
-      context.fillText(`${share(bad)} bad`, 3, STRIP / 2 + 1);
+      context.fillText(`${share(bad)} bad`, 3, STRIP);
     }
     if (zeros > 0) {
       context.fillStyle = now.text3;
-      context.fillText(`${share(zeros)} zero`, 3, HEIGHT - STRIP / 2);
+      context.fillText(`${share(zeros)} zero`, 3, HEIGHT - STRIP);
     }
   });
   return <canvas class="kymo-section" ref={canvas} aria-hidden="true" />;

@@ -267,7 +267,7 @@ function options(
   { width, height, left, right }: { width: number; height: number; left: number; right: number },
   tokens: { text3: string; border: string },
 ): uPlot.Options {
-  const font = `11px ${FONT}`;
+  const font = `12px ${FONT}`;
   const grid = { stroke: tokens.border, width: 1 };
   const ticks = { stroke: tokens.border, width: 1, size: 3 };
   return {

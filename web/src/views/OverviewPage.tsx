@@ -1,8 +1,9 @@
 /** The overview: what is not finite first, then all layers over time, then what moved most. */
 
-import { useEffect, useMemo } from "preact/hooks";
+import { useSignal } from "@preact/signals";
+import { useEffect, useMemo, useRef } from "preact/hooks";
 import type { Mover, Movers, RunHeader, RunStatus } from "../api.gen";
-import type { App } from "../app/app";
+import { type App, put } from "../app/app";
 import { useApp, useQuery, useSettled } from "../app/hooks";
 import { pin } from "../app/pins";
 import { setCursor } from "../app/time";
@@ -262,13 +263,32 @@ function MoverList() {
 function MoverRows({ data, onShow }: { data: Movers; onShow: (mover: Mover) => void }) {
   const app = useApp();
   const most = Math.max(1, ...data.rows.map((r) => Math.abs(r.change ?? 0)));
+  const at = useSignal(0);
+  const list = useRef<HTMLUListElement>(null);
+  // One stop of the Tab key for all: arrows go from row to row, and to the pin of a row.
+  const onKeyDown = (e: KeyboardEvent) => {
+    const by = new Map([
+      ["ArrowDown", 1],
+      ["ArrowUp", -1],
+    ]).get(e.key);
+    const isAcross = e.key === "ArrowRight" || e.key === "ArrowLeft";
+    if ((by === undefined && !isAcross) || e.ctrlKey || e.metaKey || e.altKey) return;
+    e.preventDefault();
+    e.stopPropagation();
+    at.value = Math.max(0, Math.min(data.rows.length - 1, at.peek() + (by ?? 0)));
+    const row = list.current?.children[at.peek()];
+    const buttons = row?.querySelectorAll<HTMLElement>("button");
+    buttons?.[e.key === "ArrowRight" ? 1 : 0]?.focus();
+  };
   return (
-    <ul class="mover-rows">
-      {data.rows.map((row) => (
+    <ul class="mover-rows" ref={list} onKeyDown={onKeyDown}>
+      {data.rows.map((row, i) => (
         <li key={row.site.id}>
           <button
             type="button"
             class="mover"
+            tabIndex={i === Math.min(at.value, data.rows.length - 1) ? 0 : -1}
+            onFocus={() => put(at, i)}
             title={`${row.site.name}: open at the cursor`}
             onClick={() => onShow(row)}
           >
@@ -291,6 +311,7 @@ function MoverRows({ data, onShow }: { data: Movers; onShow: (mover: Mover) => v
             icon="pin"
             label={`Pin the module of ${siteName(row.site)}`}
             isQuiet
+            tabIndex={-1}
             onClick={() => pin(app, { node: row.node, module: row.site.module })}
           />
         </li>

@@ -31,6 +31,9 @@ export function Page() {
   }, [page, app.about.value?.name]);
   return (
     <div class="app">
+      <button type="button" class="skip" onClick={skip}>
+        Skip to the content
+      </button>
       <TopBar />
       <Banners />
       <Boundary what="This page" key={page === "runs" ? "runs" : "run"} of={app.run.value}>
@@ -45,6 +48,16 @@ export function Page() {
       <Toast />
     </div>
   );
+}
+
+/** Past the bars and the tree. A button: an address after `#` is the state of the page. */
+function skip(e: Event): void {
+  const root = (e.currentTarget as HTMLElement).getRootNode() as ShadowRoot;
+  root.querySelector<HTMLElement>("main")?.focus();
+}
+
+function heading(name: string | undefined, page: string): string {
+  return name ? `${name}: ${page}` : page;
 }
 
 /** Everything that is about one run. */
@@ -81,7 +94,8 @@ function RunFrame() {
             most={480}
           />
         )}
-        <main class="centre">
+        <main class="centre" id="content" tabIndex={-1}>
+          <h1 class="visually-hidden">{heading(app.about.value?.name, page)}</h1>
           <Boundary what="This page" key={page} of={run}>
             {page === "overview" && <OverviewPage />}
             {page === "explore" && <ExplorePage />}

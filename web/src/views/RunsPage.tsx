@@ -32,7 +32,7 @@ export function RunsPage() {
   }, [data]);
   const shown = reload.value ?? data;
   return (
-    <main class="centre whole runs" aria-label="Runs">
+    <main tabIndex={-1} class="centre whole runs" aria-label="Runs">
       {error && !shown && <Failed error={error} what="The list of runs" />}
       {!shown && isLoading && <Loading what="runs" />}
       {shown && shown.runs.length === 0 && (

@@ -100,8 +100,8 @@ export function verticalTicks(
       context.fillText(tick.label, x, inside);
     } else {
       const exponent = String(tick.power).replace("-", "\u2212");
-      context.font = `${size - 2}px ${FONT}`;
-      context.fillText(exponent, x, inside - 3);
+      context.font = `${size}px ${FONT}`;
+      context.fillText(exponent, x, inside - 4);
       const width = context.measureText(exponent).width;
       context.font = `${size}px ${FONT}`;
       context.fillText("2", x - width - 1, inside);
