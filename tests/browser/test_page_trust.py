@@ -26,6 +26,7 @@ def test_a_module_with_such_a_name_can_be_opened_and_pinned(made_server, open_pa
     assert page.locator("[data-node]").count() == 1
     panel = page.locator('[data-pin="A"]')
     expect(panel).to_contain_text(f"{name}.constructor")
+    assert panel.locator("h2 bdi").get_attribute("dir") == "ltr"  # else `__` moves to the end
     expect(panel.locator("[data-kymo]").first).to_be_visible()
     page.evaluate(f"location.hash = '#/layers?run={made_ids['hostile']}&under={name}&kind=output'")
     page.locator("[data-heat]").wait_for()
@@ -148,6 +149,7 @@ def test_a_run_that_ended_without_a_step_is_not_waited_for(made_server, open_pag
     assert page.get_by_text("Waiting").count() == 0
     assert page.get_by_text("All finite").count() == 0
     expect(page.locator(".card").first).to_contain_text("No tensor was recorded.")
+    expect(page.locator(".cards")).to_contain_text("no steps")
     page.evaluate(f"location.hash = '#/layers?run={made_ids['empty']}'")
     ready(page)
     expect(page.locator(".heat-panel")).to_contain_text("This run has no recorded steps")
@@ -163,6 +165,7 @@ def test_a_run_that_was_killed_shows_what_it_had(made_server, open_page, made_id
     page = open_page(made_server, f"#/overview?run={made_ids['killed']}")
     expect(page.locator("[data-heat]")).to_be_visible()
     expect(page.locator(".cards")).to_contain_text("12 recorded")
+    expect(page.locator("[data-run-status]")).to_contain_text("died without closing the run")
     assert page.get_by_text("Waiting").count() == 0
 
 
@@ -215,6 +218,7 @@ def test_alternating_modules_and_calls_of_one_cell_are_folded(made_server, open_
     cell.wait_for()
     assert page.locator("[data-node]").count() == 2
     assert cell.locator(".times-text").text_content() == "×50"
+    assert cell.locator(".alike .node-type").text_content() == "#0"
 
 
 def test_a_module_without_parameters_says_so(made_server, open_page, made_ids):

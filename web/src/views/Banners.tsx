@@ -74,11 +74,9 @@ function RunEnd() {
     <div class="banner bad" role="status" data-run-status={status}>
       <Icon name="warn" />
       <span>
-        <b>{status === "crashed" ? "The training crashed:" : "The training failed:"}</b>{" "}
-        {status === "crashed" ? "it stopped writing without saying that it ended." : (reason ?? "")}{" "}
-        {step === null
-          ? "No step was recorded."
-          : `The last step is ${count(step)}; all until there can be seen.`}
+        <b>{status === "crashed" ? "Crashed:" : "Failed:"}</b>{" "}
+        {status === "crashed" ? "the process died without closing the run." : (reason ?? "")}{" "}
+        {step === null ? "No step was recorded." : `Steps up to ${count(step)} are shown.`}
       </span>
       <Button label="Hide this message" icon="close" isQuiet onClick={() => put(seen, key)} />
     </div>

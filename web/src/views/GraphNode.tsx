@@ -355,7 +355,9 @@ function Alike({
 /** Which of the alike ones: its own number, as the tree and the address have it. */
 function indexOf(node: LevelNode, at: number): string {
   const label = node.instances[at]?.label ?? "";
-  return /#\d+$/.exec(label)?.[0] ?? /\[(\d+)\]/.exec(label)?.[1] ?? (label || String(at));
+  const areCalls = node.instances.every((one) => one.module === node.module);
+  if (areCalls) return /#\d+$/.exec(label)?.[0] ?? "#0";
+  return /\[(\d+)\]/.exec(label)?.[1] ?? (label || String(at));
 }
 
 /** Cuts a text to about as many pixels; letters are about so wide. */

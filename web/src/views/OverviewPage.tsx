@@ -80,6 +80,7 @@ function useMovers(isHealth: boolean, limit: number) {
 function Cards({ about }: { about: RunHeader }) {
   const app = useApp();
   const status = app.runStatus.value ?? about.status;
+  const last = status === "live" ? app.lastStep.value : about.last_step;
   const warnings = about.notices.filter((n) => n.level !== "info");
   const remarks = about.notices.length - warnings.length;
   return (
@@ -90,11 +91,7 @@ function Cards({ about }: { about: RunHeader }) {
           <StatusDot status={status} /> {STATUS[status]}
         </h2>
         <p class="big">
-          {app.lastStep.value === null
-            ? status === "live"
-              ? "no step yet"
-              : "no steps"
-            : `step ${count(app.lastStep.value)}`}{" "}
+          {last === null ? (status === "live" ? "no step yet" : "no steps") : `step ${count(last)}`}{" "}
           {about.recorded_steps > 0 && <small>{count(about.recorded_steps)} recorded</small>}
         </p>
         <p class="dim">
@@ -254,7 +251,7 @@ function MoverList() {
       </header>
       {error && !data && <Failed error={error} what="Movers" />}
       {!data && !error && app.about.value?.kind && <Loading what="movers" />}
-      {data && data.rows.length === 0 && <Empty title="Nothing has moved yet" />}
+      {data && data.rows.length === 0 && <Empty title="Nothing moved in this window" />}
       {data && data.rows.length > 0 && <MoverRows data={data} onShow={(m) => show(app, m)} />}
     </section>
   );

@@ -77,7 +77,7 @@ function Head({ data, letter, colour, thing }: HeadProps) {
       )}
       <div class="panel-title">
         <h2 class="cut" title={where}>
-          {where || name}
+          <bdi dir="ltr">{where || name}</bdi>
         </h2>
         <p class="dim cut">
           {data &&
