@@ -11,7 +11,7 @@ import { FONT, label, prepare } from "./canvas";
 export { lossAt } from "../core/exponents";
 
 const BAND = 15;
-const AXIS = 16;
+const AXIS = 20;
 const SPECIAL = 26;
 const GUTTER = 54;
 
@@ -73,18 +73,16 @@ export function ExponentChart({
     c.fillText("0", GUTTER + SPECIAL / 2, bars + 3);
     c.fillText("±∞", right + 10 + SPECIAL / 2 - 4, bars + 3);
     c.fillText("NaN", right + 10 + SPECIAL * 1.5 - 4, bars + 3);
-    const every = [1, 2, 4, 5, 8, 10, 16, 20, 32].find((s) => s * slot >= 26) ?? 64;
+    const every = [1, 2, 4, 5, 8, 10, 16, 20, 32].find((s) => s * slot >= 34) ?? 64;
     for (let n = Math.ceil(low / every) * every; n <= high; n += every) {
       const words = String(n).replace("-", "\u2212");
       c.font = `12px ${FONT}`;
-      const two = c.measureText("2").width;
-      c.font = `12px ${FONT}`;
+      const two = c.measureText("2").width + 1;
       const small = c.measureText(words).width;
       const at = x(n) + slot / 2 - (two + small) / 2;
       c.textAlign = "left";
-      c.fillText(words, at + two, bars + 2);
-      c.font = `12px ${FONT}`;
-      c.fillText("2", at, bars + 4);
+      c.fillText(words, at + two, bars + 1);
+      c.fillText("2", at, bars + 7);
     }
     formats.forEach((f, i) => {
       const top = bars + AXIS + 3 + i * BAND;
