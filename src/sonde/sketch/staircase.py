@@ -109,19 +109,19 @@ def _at(
 
 def _stairs(s: Sketches) -> _Stairs:
     n, ids = len(s), s.bin_ids
-    counts = s.bin_counts.astype(np.int64)
+    counts = s.bin_counts
     starts, ends = s.offsets[:-1], s.offsets[1:]
     zeros, pos_infs, neg_infs = s.counts[:, 1], s.counts[:, 3], s.counts[:, 4]
-    middle = ends.copy()
-    some = starts < ends  # rows without bins take no place between the others
-    if some.any():
-        middle[some] -= np.add.reduceat((ids >= HALF).view(np.int8), starts[some], dtype=np.int64)
+    negative = np.zeros(len(ids) + 1, np.int64)
+    np.cumsum(ids >= HALF, out=negative[1:])  # a tenth of the time of `add.reduceat`
+    middle = ends - (negative[ends] - negative[starts])
     for bin_id, infs in ((INF_BIN, pos_infs), (INF_BIN + HALF, neg_infs)):
-        at = np.flatnonzero(ids == bin_id)
-        counts[at] -= infs[np.searchsorted(ends, at, side="right")]
-    np.maximum(counts, 0, out=counts)
+        if infs.any():
+            at = np.flatnonzero(ids == bin_id)
+            counts = counts.astype(np.int64)
+            counts[at] -= infs[np.searchsorted(ends, at, side="right")]
     upto = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=upto[1:])
+    np.cumsum(np.maximum(counts, 0), out=upto[1:])
     tiny = -zeros.astype(np.float64)
     places = []
     for first, last, bin_id in ((starts, middle, 0), (middle, ends, HALF)):
