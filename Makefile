@@ -9,7 +9,7 @@ MINUTES ?= 10
 ARGS ?=
 
 # What an installation depends on: when one of these changes it is done again.
-INPUTS := pyproject.toml setup.py constraints.txt $(wildcard src/sonde/kernels/c/*.[ch])
+INPUTS := pyproject.toml setup.py constraints.txt $(wildcard src/sonde/*/c/*.[ch])
 
 # The first Python that is new enough. `make demo PYTHON=/path/to/python3.13` chooses another.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
@@ -62,6 +62,7 @@ bench: $(BENCH_VENV)/ready ## measure; results go to benchmarks/results (quiet m
 	OMP_NUM_THREADS=1 $(BENCH_VENV)/bin/python benchmarks/metrics.py
 	$(BENCH_VENV)/bin/python benchmarks/scale.py
 	$(BENCH_VENV)/bin/python -W ignore benchmarks/cadence.py
+	$(BENCH_VENV)/bin/python -W ignore benchmarks/compiled.py
 	$(BENCH_VENV)/bin/python -W ignore benchmarks/overhead.py
 
 fuzz: $(VENV)/ready ## mutate every kind of file of a run 2,000 times (ARGS="--mutations 50" for a short one)
