@@ -312,7 +312,7 @@ def test_ranks_are_merged_or_told_apart(tmp_path):
 def test_a_run_can_be_resumed_only_if_one_says_from_where(tmp_path):
     path = tmp_path / "run"
     Writer(path).close()
-    with pytest.raises(sonde.RunError, match="resume_from_step"):
+    with pytest.raises(sonde.RunError, match="resume=True"):
         Writer(path)
     with Writer(path, rank=1, world_size=2) as other:  # another rank of it may join
         assert other.attempt.number == 0
