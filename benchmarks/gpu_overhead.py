@@ -13,9 +13,9 @@ with handing it out. `device_ms` is the former alone, by events around a step th
 while the device was kept busy; `host_ms` the latter, by the clock around a step for which the
 device is idle.
 
-`held_gib` is what the device has in use for a variant between steps, by the driver's account: the
-model, its gradients and optimizer state, and the rows of a watch. `peak_gib` is that and the most
-that a step takes besides.
+`held_gib` is the device memory of a variant between steps: the model, its gradients and optimizer
+state by the allocator's account, and the rows of a watch, which the driver gives. `peak_gib` adds
+the most that a step takes besides.
 
     python benchmarks/gpu_overhead.py [--rounds 5] [--steps 20] [--out benchmarks/results]
 """
@@ -101,7 +101,7 @@ class Variant:
     def __init__(self, name: str, every, *, compiled: bool, folder: str) -> None:
         self.name = name
         self.compiled = compiled
-        self._before = in_use()
+        self._before = torch.cuda.memory_allocated()
         self.held = 0.0
         torch.manual_seed(0)
         self.model = Gpt().cuda()
@@ -128,7 +128,10 @@ class Variant:
         self.measure(tokens, targets, 15)
         self.times.clear()
         self.peak = 0.0
-        self.held = (in_use() - self._before) / 2**30
+        held = torch.cuda.memory_allocated() - self._before
+        if self.watch is not None:
+            held += self.watch._session.capture.recorder.memory["device_bytes"]
+        self.held = held / 2**30
 
     def measure(self, tokens, targets, steps: int) -> None:
         torch.cuda.reset_peak_memory_stats()
@@ -164,14 +167,6 @@ class Variant:
         facts = {"dropped": capture.dropped_steps, "recorded": capture.recorded_steps}
         self.watch.close()
         return facts
-
-
-def in_use() -> int:
-    """Bytes of the device that are in use, whoever asked for them."""
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info()
-    return total - free
 
 
 def copy_bandwidth() -> float:
