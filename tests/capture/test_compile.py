@@ -770,7 +770,7 @@ def test_nothing_of_ours_is_left_in_code_compiled_after_unwatching(watching):
     assert len(found) == 2
 
 
-def test_two_watches_of_one_compiled_model_both_see_it(watching):
+def test_two_watches_of_one_compiled_model_both_see_it(watching, unheard):
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     watch, memory = watching(model, optimizer)
@@ -786,3 +786,4 @@ def test_two_watches_of_one_compiled_model_both_see_it(watching):
     watch2.close()
     assert set(memory2.at(0)) == {n for n in memory.at(0) if "/output/" in n}
     assert set(memory2.at(1)) == set(memory2.at(0))
+    assert "already watched" in unheard.pop()

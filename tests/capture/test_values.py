@@ -864,7 +864,7 @@ def test_attached_tensors_have_values_and_gradients(watching):
     assert found["0/attach/twice"].count == 2 * 40
 
 
-def test_attach_returns_its_argument_and_does_nothing_unwatched(watching):
+def test_attach_returns_its_argument_and_does_nothing_unwatched(watching, unheard):
     x = torch.ones(3, requires_grad=True) * 1
     assert sonde.attach(x, "x") is x
     model = Mlp()
@@ -876,6 +876,7 @@ def test_attach_returns_its_argument_and_does_nothing_unwatched(watching):
     watch.close()
     assert x._backward_hooks is None
     assert not any("attach" in name for name in memory.at(0))
+    assert "no watched module was being called" in unheard.pop()
 
 
 def test_attached_tensors_follow_the_selection_of_their_module(watching):

@@ -26,6 +26,7 @@ class Witness:
         self._model = model
         self._calls = defaultdict(int)
         self._old = {}
+        self._frozen = set()
         self._handles = []
         self._names = {id(p): n for n, p in model.named_parameters()}
         for path, module in model.named_modules():
@@ -83,7 +84,10 @@ class Witness:
             trained = {id(p) for o in self._optimizers for g in o.param_groups for p in g["params"]}
             parameters += [p for p in self._model.parameters() if id(p) not in trained]
         for p in parameters:
-            self._keep(self._site(p, "param"), p)
+            site = self._site(p, "param")
+            self._keep(site, p)
+            if not p.requires_grad and len({s for s, name in self.seen if name == site.name}) > 1:
+                self._frozen.add((self.step, site.name))
             if p.grad is not None:
                 self._keep(self._site(p, "param_grad"), p.grad)
             self._old[id(p)] = p.detach().clone()
@@ -123,6 +127,9 @@ class Witness:
                 expected = {n: s for n, s in expected.items() if n.split("/")[1] in kinds}
             expected = {n: s for n, s in expected.items() if n not in without}
             found = memory.at(step)
+            # A frozen parameter is recorded once, and now and then to see that it is as it was.
+            unread = {n for n in set(expected) - set(found) if (step, n) in self._frozen}
+            expected = {n: s for n, s in expected.items() if n not in unread}
             assert set(found) == set(expected), (
                 f"step {step}: only recorded {sorted(set(found) - set(expected))[:9]}, "
                 f"only witnessed {sorted(set(expected) - set(found))[:9]}"

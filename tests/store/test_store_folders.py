@@ -86,7 +86,7 @@ def test_the_answers_compared_hold_every_column_of_every_table(plain):
 
 
 @pytest.mark.parametrize("folder", ["step=100", "rank=8", "attempt=5", "phase=1"])
-def test_a_run_below_such_a_folder_is_resumed_where_it_ended(tmp_path, folder):
+def test_a_run_below_such_a_folder_is_resumed_where_it_ended(tmp_path, folder, unheard):
     import torch
 
     import sonde
@@ -102,6 +102,7 @@ def test_a_run_below_such_a_folder_is_resumed_where_it_ended(tmp_path, folder):
 
     train(3, every=1)
     train(2, every=1, resume=True)
+    assert "goes on at step 3" in unheard.pop()
     with open_run(tmp_path / folder / "a=1") as run:
         assert run.steps == [0, 1, 2, 3, 4]
 

@@ -204,17 +204,21 @@ def stay_out_of_inbuilt(modules: Iterable[nn.Module]) -> None:
     After a graph break the compiler skips those frames, unless the module has a hook (torch 2.12).
     A class stays as it is if a module of it has a hook of someone else.
     """
-    frames = torch._C._dynamo.eval_frame
-    action = frames._FrameAction
     inbuilt = [m for m in modules if type(m).__module__.startswith(("torch.nn.", "torch.ao."))]
     theirs = {type(m) for m in inbuilt if not all(hasattr(h, "tap") for h in hooks_of(m))}
     for kind in {type(m) for m in inbuilt} - theirs:
         code = getattr(kind.forward, "__code__", None)
-        with _LOCK:
-            if code is not None and code not in _SKIPPED:
+        if code is not None:
+            with _LOCK:
                 _SKIPPED.add(code)
-                strategy = frames._FrameExecStrategy(action.SKIP, action.DEFAULT)
-                frames.set_code_exec_strategy(code, strategy)
+            _skip(code)  # even if it was before: `torch._dynamo.reset()` forgets it
+
+
+def _skip(code: CodeType) -> None:
+    """Do not compile this function by itself; what it calls may be."""
+    frames = torch._C._dynamo.eval_frame
+    action = frames._FrameAction
+    frames.set_code_exec_strategy(code, frames._FrameExecStrategy(action.SKIP, action.DEFAULT))
 
 
 def mind_hooks(owner: Owner) -> bool:
@@ -271,6 +275,8 @@ def forget_compiled(modules: list[nn.Module]) -> bool:
             if frames._debug_get_cache_entry_list(each):
                 frames.reset_code(each)
                 found = True
+                if each in _SKIPPED:
+                    _skip(each)
     return found
 
 

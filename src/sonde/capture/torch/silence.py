@@ -13,6 +13,7 @@ from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from sonde.capture.torch.troubles import Troubles
@@ -57,6 +58,13 @@ class Silence:
 
     def passed(self) -> None:
         """A pass begins. Called for each, recorded or not: cheap."""
+        try:
+            self._pass()
+        except Exception as error:
+            self._is_told, self.guess = True, None
+            self._troubles.failed("the check for steps", error)
+
+    def _pass(self) -> None:
         if (self._is_told and self.guess is None) or not torch.is_grad_enabled():
             return
         root = self._root()
@@ -113,7 +121,8 @@ _ALL: Final[WeakSet[Silence]] = WeakSet()
 
 def _version_of(root: nn.Module) -> int:
     """How often the first trainable parameters were changed, as far as torch counts it."""
-    trained = (p for p in root.parameters() if p.requires_grad and not p.is_inference())
+    known = (p for p in root.parameters() if not is_lazy(p))
+    trained = (p for p in known if p.requires_grad and not p.is_inference())
     return sum(p._version for p in islice(trained, 4))
 
 

@@ -44,11 +44,11 @@ class Taps:
         if not self._is_minded and compiled.mind_hooks(self._owner):
             self._is_minded = True
             known = [m for tap in self._taps.values() if (m := tap.module()) is not None]
-            compiled.stay_out_of_inbuilt(known)
             if compiled.forget_compiled(known):
                 self._troubles.tell(
                     "recompiled", "code that may be of a model without hooks is compiled again"
                 )
+            compiled.stay_out_of_inbuilt(known)  # last: what is forgotten is compiled again
 
     def start(self, root: nn.Module | None) -> None:
         """Hook the modules for the first time: all of them, or none if that fails."""
@@ -84,12 +84,12 @@ class Taps:
         for tap in before.values():
             take_off(tap, self._number)
         self.mind()
-        if is_new and self._is_minded:
-            compiled.stay_out_of_inbuilt(m for _, m in present)
         if is_new and compiled.forget_compiled([m for _, m in present]):
             self._troubles.tell(
                 "recompiled", "code compiled before it was watched is compiled again when called"
             )
+        if is_new and self._is_minded:
+            compiled.stay_out_of_inbuilt(m for _, m in present)
 
     def widen(self, root: nn.Module | None, *, follows: bool) -> None:
         """The owner looks at more kinds than before, or wants to know calls with their inputs."""
