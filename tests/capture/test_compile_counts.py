@@ -1,4 +1,4 @@
-"""Watching changes nothing about what is compiled: as many graphs, breaks and frames as without.
+"""Watching changes nothing about what is compiled: as many graphs and breaks as without.
 
 Where some steps are not recorded, each graph with taps in it reaches the backend twice.
 """
