@@ -29,7 +29,7 @@ def extension(name: str, folder: str) -> Extension:
 setup(
     ext_modules=[
         extension("sonde.kernels._c", "src/sonde/kernels/c"),
-        extension("sonde.capture._quick", "src/sonde/capture/c"),
+        extension("sonde.capture._native", "src/sonde/capture/c"),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if LIMITED else {},
 )

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 import sonde
-from sonde.capture.torch import cuda
-from sonde.capture.torch.tables import Snapshot
+from sonde.capture.torch.rows import cuda
+from sonde.capture.torch.rows.host import Snapshot
 
 
 def device_us(act: Callable[[], object], repeats: int = 25) -> float:

@@ -35,8 +35,8 @@ import torch
 from torch import nn
 
 import sonde
-from sonde.capture.torch import compiled as compiler
-from sonde.capture.torch import naming
+from sonde.capture.torch import names
+from sonde.capture.torch.compile import hooks as compiler
 
 BATCH, CONTEXT, VOCABULARY, WIDTH, HEADS, LAYERS = 8, 1024, 50304, 768, 12, 12
 
@@ -201,7 +201,7 @@ def captured_bytes(tokens, targets) -> int:
 
     hooks = [
         m.register_forward_hook(lambda _m, _a, out: count(out))
-        for _, m in naming.modules(variant.model)
+        for _, m in names.modules(variant.model)
     ]
     variant.step(tokens, targets)
     for hook in hooks:

@@ -27,7 +27,7 @@ import torch
 
 from sonde._version import VERSION
 from sonde.kernels import c, reference
-from sonde.kernels.row import clear, new_table, unpack
+from sonde.kernels.layout import clear, new_table, unpack
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 SIZES = (1_000, 10_000, 100_000, 1_000_000, 16_000_000)

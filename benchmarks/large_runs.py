@@ -39,7 +39,7 @@ from sonde.record import (
     Sketches,
 )
 from sonde.store import Writer
-from sonde.store.compaction import compact
+from sonde.store.writing.compaction import compact
 
 Figure = tuple[str, float, str]
 """What was measured, how much, and of what."""

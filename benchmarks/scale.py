@@ -240,7 +240,7 @@ def long_run(steps: int, sites: int) -> dict[str, object]:
     from sonde.record import COUNTS, EXTREMA, SUMS, Site, SiteInfo, SketchBatch
     from sonde.sketch import from_dense
     from sonde.store import Writer
-    from sonde.store.compaction import compact
+    from sonde.store.writing.compaction import compact
 
     rng = np.random.default_rng(0)
     fields, shapes = (COUNTS, SUMS, EXTREMA), []

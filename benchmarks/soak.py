@@ -35,7 +35,7 @@ import pyarrow as pa
 
 import sonde
 from soak_training import N, value
-from sonde.store.reader import open_run
+from sonde.store.reading.run import open_run
 from sonde.views import ids
 
 HERE: Final = Path(__file__).parent

@@ -27,7 +27,7 @@ from sonde._version import VERSION
 from sonde.record import NumberBatch, Site, SiteInfo, SketchBatch, Sketches
 from sonde.sketch.bins import EDGES, HALF, INF_BIN
 from sonde.store import Run, Writer, open_run
-from sonde.store.compaction import compact
+from sonde.store.writing.compaction import compact
 
 SITES = 500
 STEPS_PER_FLUSH = 10

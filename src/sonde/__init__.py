@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from sonde.coordinates.torch.training import coord_check as coord_check
     from sonde.metrics.model import metric as metric
     from sonde.sketch import Sketch as Sketch
-    from sonde.store.reader import Run as Run
-    from sonde.store.reader import open_run as open  # noqa: A004  # sonde.open reads as intended
+    from sonde.store.reading.run import Run as Run
+    from sonde.store.reading.run import open_run as open  # noqa: A004  # sonde.open reads as intended
     from sonde.tracing.wiring import trace as trace
     from sonde.tracing.wiring import trace_once as trace_once
     from sonde.watching import Watch as Watch
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sonde.watching import watch as watch
 
 _LAZY = {
-    "Run": ("sonde.store.reader", "Run"),
+    "Run": ("sonde.store.reading.run", "Run"),
     "Sketch": ("sonde.sketch", "Sketch"),
     "Watch": ("sonde.watching", "Watch"),
     "attach": ("sonde.capture.active", "attach"),
@@ -34,7 +34,7 @@ _LAZY = {
     "is_watching": ("sonde.capture.active", "is_watching"),
     "log": ("sonde.capture.active", "log"),
     "metric": ("sonde.metrics.model", "metric"),
-    "open": ("sonde.store.reader", "open_run"),
+    "open": ("sonde.store.reading.run", "open_run"),
     "trace": ("sonde.tracing.wiring", "trace"),
     "trace_once": ("sonde.tracing.wiring", "trace_once"),
     "unwatch": ("sonde.watching", "unwatch"),

@@ -27,12 +27,12 @@ from sonde.capture.open_watches import UNRECORDED as _UNRECORDED
 from sonde.capture.plan import Every, Phases, plan_of, schedule_of
 from sonde.capture.voice import Voice, users_place
 from sonde.record import Sink
-from sonde.store.claims import RankTakenError
-from sonde.store.placing import place_run, step_of
-from sonde.store.writer import Writer
+from sonde.store.writing.claims import RankTakenError
+from sonde.store.writing.placement import place_run, step_of
+from sonde.store.writing.writer import Writer
 
 if TYPE_CHECKING:
-    from sonde.capture.torch import Session
+    from sonde.capture.torch.session import Session
 
 _CLOSE_TIMEOUT_S, _EXIT_TIMEOUT_S = 10.0, 4.0
 
@@ -363,9 +363,9 @@ class Watch:
         if self._is_off():
             return
         assert self._session is not None
-        from sonde.capture.torch import adding
+        from sonde.capture.torch.metrics import register
 
-        adding.add_metric(
+        register.add_metric(
             self._session.observer,
             name,
             fn,

@@ -15,8 +15,9 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import sonde
-from sonde.capture.torch import compiled, operators, session
-from sonde.capture.torch.tables import HostTable
+from sonde.capture.torch import capture
+from sonde.capture.torch.compile import hooks, operators
+from sonde.capture.torch.rows.host import HostTable
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -267,7 +268,7 @@ def test_what_compiled_code_returns_is_read_once(watching, monkeypatch, how, rea
     eager = record(watching, eager_model, eager_model, log=["output", "output_grad"])
     read = []
     add = HostTable.add
-    monkeypatch.setattr(session, "quick_path", lambda _lock, _root: None)  # which asks no table
+    monkeypatch.setattr(capture, "native_path", lambda _lock, _root: None)  # which asks no table
     monkeypatch.setattr(HostTable, "add", lambda t, i, x: (read.append(x.numel()), add(t, i, x))[1])
     found = record(watching, model, whole(model), log=["output", "output_grad"])
     assert read.count(5 * 200) == 2 * reads
@@ -443,11 +444,11 @@ def test_the_compiler_is_as_before_also_if_a_watch_was_lost():
 
     before = torch._dynamo.config.skip_nnmodule_hook_guards
     owners = [Lost(), Lost()]
-    compiled.mind_hooks(owners[0])
+    hooks.mind_hooks(owners[0])
     del owners[0]
-    compiled.mind_hooks(owners[0])
+    hooks.mind_hooks(owners[0])
     assert torch._dynamo.config.skip_nnmodule_hook_guards is False
-    compiled.mind_no_more(owners[0])
+    hooks.mind_no_more(owners[0])
     assert torch._dynamo.config.skip_nnmodule_hook_guards == before
 
 
@@ -499,7 +500,7 @@ def test_an_older_compiler_leaves_out_gradients_and_the_run_says_so(
     watching, monkeypatch, compile_
 ):
     """Hooks that it could not trace would end the training."""
-    monkeypatch.setattr(compiled, "TRACES_HOOKS", False)
+    monkeypatch.setattr(hooks, "TRACES_HOOKS", False)
     torch.manual_seed(0)
     model = Net(blocks=3)
     memory = record(watching, model, compile_(model), log="all")
@@ -588,12 +589,12 @@ def test_a_model_that_was_compiled_before_is_recorded_too(watching):
     """The compiler does not look for new hooks: its code is dropped and made again."""
     model = Net()
     eager = copy.deepcopy(model)
-    compiled = traced(model)
-    compiled(torch.ones(5, 8)).sum().backward()
-    compiled(torch.ones(5, 8)).sum().backward()
+    hooks = traced(model)
+    hooks(torch.ones(5, 8)).sum().backward()
+    hooks(torch.ones(5, 8)).sum().backward()
     model.zero_grad()
     assert graphs() == (1, 0)
-    found = record(watching, compiled, compiled)
+    found = record(watching, hooks, hooks)
     assert len(found.counted("recompiled")) == 1
     assert graphs() == (2, 0)
     assert set(found.at(0)) == set(record(watching, eager, eager).at(0))
@@ -648,9 +649,9 @@ def test_attached_tensors_under_compile(watching):
 
 def test_attach_compiles_to_nothing_when_nobody_watches():
     model = Attached()
-    compiled = traced(model)
+    hooks = traced(model)
     x = torch.ones(2, 8)
-    assert torch.allclose(compiled(x), model(x))
+    assert torch.allclose(hooks(x), model(x))
     assert graphs() == (1, 0)
 
 
@@ -694,15 +695,15 @@ def test_graph_breaks_lose_nothing(watching):
 def test_evaluation_of_a_compiled_model_is_a_phase(watching):
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    compiled = torch.compile(model, backend="aot_eager")
+    hooks = torch.compile(model, backend="aot_eager")
     watch, memory = watching(model, optimizer, phases=("train", "eval"), log="default")
     for _ in range(2):
-        compiled(torch.ones(5, 8)).sum().backward()
+        hooks(torch.ones(5, 8)).sum().backward()
         optimizer.step()
-        compiled.eval()
+        hooks.eval()
         with torch.no_grad():
-            compiled(torch.ones(2, 8))
-        compiled.train()
+            hooks(torch.ones(2, 8))
+        hooks.train()
     watch.close()
     assert memory.steps == [(0, "train"), (0, "eval"), (1, "train"), (1, "eval")]
     assert memory.at(1, "eval")["head/output/0"].count == 6
@@ -739,9 +740,9 @@ def test_training_under_compile_is_the_same_bits(watching):
         model = Net()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         watch = watching(model, optimizer)[0] if watched else None
-        compiled = traced(model)
+        hooks = traced(model)
         for _ in range(3):
-            compiled(torch.ones(5, 8)).square().mean().backward()
+            hooks(torch.ones(5, 8)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
         if watch:
@@ -760,11 +761,11 @@ def test_nothing_of_ours_is_left_in_code_compiled_after_unwatching(watching):
         found.append([n for n in graph.graph.nodes if "sonde" in str(n.target)])
         return graph.forward
 
-    compiled = torch.compile(model, backend=backend)
+    hooks = torch.compile(model, backend=backend)
     watch, _ = watching(model)
-    compiled(torch.ones(5, 8))
+    hooks(torch.ones(5, 8))
     watch.close()
-    compiled(torch.ones(5, 8))
+    hooks(torch.ones(5, 8))
     assert found[0]
     assert found[-1] == []
     assert len(found) == 2
@@ -775,13 +776,13 @@ def test_two_watches_of_one_compiled_model_both_see_it(watching, unheard):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     watch, memory = watching(model, optimizer)
     watch2, memory2 = watching(model, optimizer, log="output")
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    compiled(torch.ones(5, 8)).sum().backward()
+    hooks = torch.compile(model, backend="aot_eager", fullgraph=True)
+    hooks(torch.ones(5, 8)).sum().backward()
     optimizer.step()
     watch.close()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        compiled(torch.ones(5, 8)).sum().backward()
+        hooks(torch.ones(5, 8)).sum().backward()
     optimizer.step()
     watch2.close()
     assert set(memory2.at(0)) == {n for n in memory.at(0) if "/output/" in n}

@@ -17,8 +17,8 @@ from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 
 import sonde
-from sonde.capture.torch import operators
-from sonde.capture.torch.compiled import TRACES_HOOKS
+from sonde.capture.torch.compile import operators
+from sonde.capture.torch.compile.hooks import TRACES_HOOKS
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 

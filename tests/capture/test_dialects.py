@@ -8,15 +8,15 @@ PROGRAM = """
 import sys
 
 sys.modules["sonde.kernels._c"] = None  # as if there had been no compiler
-sys.modules["sonde.capture._quick"] = None
+sys.modules["sonde.capture._native"] = None
 
 import torch
 from torch import nn
 import sonde
-from sonde.capture import quick
+from sonde.capture import native
 from sonde.kernels import c
 
-assert not c.available() and not quick.AVAILABLE
+assert not c.available() and not native.AVAILABLE
 torch.manual_seed(0)
 for name in ("one", "two"):
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))

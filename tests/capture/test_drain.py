@@ -10,9 +10,9 @@ import pytest
 
 from sonde.capture import drain as draining
 from sonde.capture.drain import Drain, End, Part
-from sonde.capture.rows import Window
-from sonde.capture.torch.places import NoRoom, PlacedRows, Places
-from sonde.kernels import row
+from sonde.capture.torch.rows.pinned import NoRoom, PlacedRows, Places
+from sonde.capture.window import Window
+from sonde.kernels import layout
 from sonde.sketch import take
 
 SOON_S = 30.0
@@ -22,7 +22,7 @@ SOON_S = 30.0
 class Filled:
     """One row; `read` comes to pass when somebody has."""
 
-    size_bytes = row.ROW_BYTES
+    size_bytes = layout.ROW_BYTES
 
     def __init__(self, can_wait):
         self.can_wait = can_wait
@@ -30,7 +30,7 @@ class Filled:
 
     def sketches(self, rows):
         self.read.set()
-        return take(row.unpack(row.new_table(1)), rows)
+        return take(layout.unpack(layout.new_table(1)), rows)
 
 
 def put(drain, step, *, can_wait):
@@ -99,8 +99,8 @@ def test_without_being_woken_it_goes_on_after_its_rest(memory, monkeypatch):
 
 def packed(table):
     """Rows as the kernel writes them into a place, with some room behind them."""
-    heads, bins = table[:, : row.HEADER].copy(), []
-    for head, counts in zip(heads, table[:, row.HEADER :], strict=True):
+    heads, bins = table[:, : layout.HEADER].copy(), []
+    for head, counts in zip(heads, table[:, layout.HEADER :], strict=True):
         held = np.flatnonzero(counts)
         head[13:15] = len(held), len(bins)
         bins += (counts[held] << 11 | held).tolist()
@@ -108,10 +108,10 @@ def packed(table):
 
 
 def filled_table(n_rows):
-    table, rng = row.new_table(n_rows), np.random.default_rng(0)
+    table, rng = layout.new_table(n_rows), np.random.default_rng(0)
     for i in range(n_rows):
         held = rng.choice(2048, size=3 * i, replace=False)
-        table[i, row.HEADER + held] = rng.integers(1, 1 << 50, size=3 * i)
+        table[i, layout.HEADER + held] = rng.integers(1, 1 << 50, size=3 * i)
         table[i, :10] = rng.integers(1, 1 << 40, size=10)
     return table
 
@@ -135,7 +135,7 @@ def test_packed_rows_of_a_gpu_are_what_they_were(places):
     rows = np.array([3, 17, 0, 3, 16, 11])  # from 16 on those for CUDA graphs, behind 12 others
     place = place_with(packed(np.concatenate([table[:12], table[16:]])))
     mine = PlacedRows(places, place, used=12, n_rows=16).sketches(rows)
-    its = take(row.unpack(table), rows)
+    its = take(layout.unpack(table), rows)
     for column in fields(its):
         found, wanted = getattr(mine, column.name), getattr(its, column.name)
         assert found.dtype == wanted.dtype
@@ -146,7 +146,7 @@ def test_packed_rows_of_a_gpu_are_what_they_were(places):
 def test_a_place_for_rows_of_a_gpu_is_free_again_whether_it_could_be_read_or_not(places, fits):
     words = packed(filled_table(8))
     if not fits:
-        words[5 * row.HEADER + 14] = -1
+        words[5 * layout.HEADER + 14] = -1
     place = place_with(words)
     places.is_sliced = True
     before = places._bytes

@@ -14,9 +14,9 @@ from witness import assert_same
 import sonde
 from sonde.capture.drain import Drain, End, Part
 from sonde.capture.plan import Plan, kinds_of, schedule_of
-from sonde.capture.rows import Window
-from sonde.capture.torch import Session
-from sonde.capture.torch.tables import HostTable, PlainTable, table_for
+from sonde.capture.torch.rows.host import HostTable, PlainTable, table_for
+from sonde.capture.torch.session import Session
+from sonde.capture.window import Window
 
 
 class Fragile(nn.Module):

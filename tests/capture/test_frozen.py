@@ -120,7 +120,7 @@ def test_a_parameter_that_is_unfrozen_is_read_at_every_step(watching, model):
 
 
 def test_frozen_parameters_of_a_step_that_was_dropped_are_read_again(model):
-    from sonde.capture.torch.frozen import Frozen
+    from sonde.capture.torch.optim.frozen import Frozen
 
     frozen = Frozen()
     spots, tensors = [object()], [model[0].weight]
@@ -147,7 +147,7 @@ def test_a_heatmap_leaves_unchanged_steps_of_a_frozen_parameter_blank(watching, 
     from sonde.views.answers import ANSWERS
     from sonde.views.questions import parse
     from sonde.views.routes import ROUTES
-    from sonde.views.subject import Subject
+    from sonde.views.runs.opened_run import Subject
 
     watch, _ = watching(model, optimizer)
     train(model, optimizer, 10)

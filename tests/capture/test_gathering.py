@@ -12,20 +12,20 @@ import torch
 from torch import nn
 from torch.fx import Graph
 
-from sonde.capture.quick import MOST_TOGETHER, Book, Bunch, Place, Point, Row
-from sonde.capture.torch import rewriting
-from sonde.capture.torch.compiled import TRACES_HOOKS
-from sonde.capture.torch.gathering import Who, gather
-from sonde.capture.torch.operators import TAP, TAPS
-from sonde.capture.torch.passes import quick_path
-from sonde.capture.torch.session import Capture
+from sonde.capture.native import MOST_TOGETHER, Book, Bunch, Place, Point, Row
+from sonde.capture.torch.capture import Capture
+from sonde.capture.torch.compile import rewriting
+from sonde.capture.torch.compile.gathering import Who, gather
+from sonde.capture.torch.compile.hooks import TRACES_HOOKS
+from sonde.capture.torch.compile.operators import TAP, TAPS
+from sonde.capture.torch.passes import native_path
 from sonde.kernels import cuda
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_compiler"),
     pytest.mark.skipif(
         not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"),
-        reason="this torch does not tell C what tensors are, so there is no quick path",
+        reason="this torch does not tell C what tensors are, so there is no native path",
     ),
 ]
 
@@ -238,7 +238,7 @@ def test_it_is_what_eager_mode_records(watching):
                 assert found[name].rms == pytest.approx(sketch.rms, rel=0.05), (step, name)
 
 
-def test_after_the_first_steps_they_take_the_quick_path_together(watching, monkeypatch):
+def test_after_the_first_steps_they_take_the_native_path_together(watching, monkeypatch):
     slow, original = [], Capture.compiled
 
     def counted(self, key, x):
@@ -257,9 +257,9 @@ def test_after_the_first_steps_they_take_the_quick_path_together(watching, monke
 # -- the objects -----------------------------------------------------------------------------------
 
 
-def _quick():
+def _native():
     model = nn.Linear(1, 1)
-    return quick_path(threading.RLock(), ref(model))
+    return native_path(threading.RLock(), ref(model))
 
 
 def _point(owner, book, *rows, is_gradient=False):
@@ -268,7 +268,7 @@ def _point(owner, book, *rows, is_gradient=False):
 
 
 def test_points_and_bunches_leave_nothing_behind():
-    owner, book = _quick(), Book()
+    owner, book = _native(), Book()
     rows = [Row(i, 0) for i in range(4)]
     watched = [owner, book, *rows]
     before = [sys.getrefcount(x) for x in watched]
@@ -280,7 +280,7 @@ def test_points_and_bunches_leave_nothing_behind():
 
 
 def test_points_that_do_not_go_together_are_refused():
-    owner, other, book = _quick(), _quick(), Book()
+    owner, other, book = _native(), _native(), Book()
     row, another = Row(0, 0), Row(1, 0)
     first = _point(owner, book, row)
     with pytest.raises(ValueError, match="1 to 16 points"):
@@ -289,11 +289,11 @@ def test_points_that_do_not_go_together_are_refused():
         Bunch((first,) * (MOST_TOGETHER + 1))
     with pytest.raises(ValueError, match="same row"):
         Bunch((first, _point(owner, book, row)))
-    with pytest.raises(TypeError, match="of one Quick"):
+    with pytest.raises(TypeError, match="of one Native"):
         Bunch((first, _point(other, book, another)))
-    with pytest.raises(TypeError, match="of one Quick"):
+    with pytest.raises(TypeError, match="of one Native"):
         Bunch((first, _point(owner, book, another, is_gradient=True)))
-    with pytest.raises(TypeError, match="of one Quick"):
+    with pytest.raises(TypeError, match="of one Native"):
         Bunch((first, object()))
 
 

@@ -23,7 +23,7 @@ import sonde
 from sonde.capture import active
 from sonde.capture.drain import Drain
 from sonde.capture.plan import Plan, kinds_of, schedule_of
-from sonde.capture.torch import Session
+from sonde.capture.torch.session import Session
 
 
 class Net(nn.Module):

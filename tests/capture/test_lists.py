@@ -11,26 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from sonde.capture import quick
-from sonde.capture.torch.naming import Structure
+from sonde.capture import native
+from sonde.capture.torch.names import Structure
 
 DICTS, NAME = ("_modules", "_parameters"), "_compiled_call_impl"
 
 
 def _in_python():
     """The module as an install without a compiler has it."""
-    spec = importlib.util.find_spec("sonde.capture.quick")
+    spec = importlib.util.find_spec("sonde.capture.native")
     module = importlib.util.module_from_spec(spec)
-    with mock.patch.dict(sys.modules, {"sonde.capture._quick": None}):
+    with mock.patch.dict(sys.modules, {"sonde.capture._native": None}):
         spec.loader.exec_module(module)
     return module
 
 
-BOTH = pytest.mark.parametrize("lists", [quick, _in_python()], ids=["c", "python"])
+BOTH = pytest.mark.parametrize("lists", [native, _in_python()], ids=["c", "python"])
 
 
 def test_the_two_are_not_the_same():
-    assert quick.AVAILABLE
+    assert native.AVAILABLE
     assert not _in_python().AVAILABLE
 
 
@@ -41,7 +41,7 @@ def _model():
 def test_both_tell_the_same_identities():
     model = _model()
     references = [ref(m) for m in model.modules()]
-    found = quick.holdings(references, DICTS, NAME)
+    found = native.holdings(references, DICTS, NAME)
     assert found == _in_python().holdings(references, DICTS, NAME)
     held = torch.frombuffer(bytearray(found), dtype=torch.int64).tolist()
     inner = model[1]
@@ -71,7 +71,7 @@ def test_what_is_no_dict_is_left_to_python():
             self._modules, self._parameters = (), {}
 
     odd = Odd()
-    assert quick.holdings([ref(odd)], DICTS, NAME) is None
+    assert native.holdings([ref(odd)], DICTS, NAME) is None
 
 
 def _replace(m):
@@ -158,10 +158,10 @@ def test_state_that_is_made_otherwise_is_not_picked(lists, change):
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda: quick.holdings((), DICTS, NAME),
-        lambda: quick.referents(()),
-        lambda: quick.signs((), "a"),
-        lambda: quick.pick([], [], [], Tensor),
+        lambda: native.holdings((), DICTS, NAME),
+        lambda: native.referents(()),
+        lambda: native.signs((), "a"),
+        lambda: native.pick([], [], [], Tensor),
     ],
 )
 def test_nonsense_is_refused(ask):

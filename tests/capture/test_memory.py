@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import sonde
-from sonde.capture.quick import Row, Seen
-from sonde.capture.torch import tables
+from sonde.capture.native import Row, Seen
 from sonde.capture.torch.passes import Held
-from sonde.kernels import row
+from sonde.capture.torch.rows import host
+from sonde.kernels import layout
 
 
 class Shared(nn.Module):
@@ -62,10 +62,10 @@ def test_a_step_in_parts_has_the_numbers_of_a_whole_one(
     watching, monkeypatch, table, slice_rows, micro_batches
 ):
     if table == "PlainTable":
-        monkeypatch.setattr(tables.c, "available", lambda: False)
+        monkeypatch.setattr(host.c, "available", lambda: False)
     whole = recorded(watching, micro_batches)
     assert not whole.counted("sliced")
-    monkeypatch.setattr(getattr(tables, table), "slice_rows", slice_rows)
+    monkeypatch.setattr(getattr(host, table), "slice_rows", slice_rows)
     parts = recorded(watching, micro_batches)
     assert parts.counted("sliced")
     assert set(parts.steps) == set(whole.steps)
@@ -88,9 +88,9 @@ def test_rows_take_as_much_memory_for_a_large_model_as_for_a_small_one(watching,
         train(model, optimizer, 2)
         watch.close()
         taken[n] = sonde.open(tmp_path / str(n)).info["memory"]
-    assert taken[400]["sites"] > 4 * tables.HostTable.slice_rows
+    assert taken[400]["sites"] > 4 * host.HostTable.slice_rows
     assert taken[400]["sites"] > 3 * taken[100]["sites"]
-    assert taken[400]["host_bytes"] <= 4 * tables.HostTable.slice_rows * row.ROW_BYTES
+    assert taken[400]["host_bytes"] <= 4 * host.HostTable.slice_rows * layout.ROW_BYTES
     assert taken[400]["device_bytes"] == 0
 
 
@@ -105,7 +105,7 @@ def test_what_the_run_says_of_memory_is_what_tables_hold(watching):
     held = table._rows.nbytes + sum(rows.nbytes for rows in table._pool._free)
     assert recorder.memory["host_bytes"] == held
     watch.close()
-    assert table.nbytes[0] <= row.ROW_BYTES
+    assert table.nbytes[0] <= layout.ROW_BYTES
 
 
 GROWTH = """

@@ -6,7 +6,7 @@ The events of a real device are used in `tests/gpu`.
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sonde.capture.torch.meter import _WAITING, Meter
+from sonde.capture.torch.cuda.timer import _WAITING, Meter
 
 
 class Device:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sonde.capture.torch.slices import Known, Slices
+from sonde.capture.torch.rows.strided import Known, Slices
 
 SIZES = st.integers(1, 5)
 

@@ -12,7 +12,7 @@ from sonde.cli import main
 from sonde.views import ids
 from sonde.views.answers import ANSWERS
 from sonde.views.questions import HeatQuestion, MoversQuestion, PanelQuestion, SectionQuestion
-from sonde.views.subject import Subject
+from sonde.views.runs.opened_run import Subject
 
 
 def train(watch_arguments, steps=3, clips=1):

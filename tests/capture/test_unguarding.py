@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from sonde.capture.torch import compiled
-from sonde.capture.torch.unguarding import hooked, unguard
+from sonde.capture.torch.compile import hooks
+from sonde.capture.torch.compile.guards import hooked, unguard
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -51,7 +51,7 @@ def counted(monkeypatch):
         unguard(output, is_fixed)
         found.append((before, look(output)))
 
-    monkeypatch.setattr(compiled, "unguard", unguarded)
+    monkeypatch.setattr(hooks, "unguard", unguarded)
     return found
 
 

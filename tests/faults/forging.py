@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sonde.store import documents, segments
-from sonde.store.tables import TABLES, Table
+from sonde.store.schemas import TABLES, Table
 
 FOLDERS = {folder: table for table in TABLES for folder in table.folders}
 

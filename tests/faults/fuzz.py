@@ -35,7 +35,7 @@ import whole
 
 from sonde._errors import SondeError
 from sonde.store import open_run
-from sonde.store.tables import TABLES
+from sonde.store.schemas import TABLES
 
 MEMORY_BYTES = 2 << 30
 HANG_S = 120.0
@@ -176,7 +176,7 @@ def questions(run):
     from sonde.views.answers import ANSWERS
     from sonde.views.questions import parse
     from sonde.views.routes import ROUTES
-    from sonde.views.subject import Subject
+    from sonde.views.runs.opened_run import Subject
 
     subject = Subject(run, "run")
     asked = {"module": ".", "q": "h", "site": "h.0/output/0", "variable": "h.0.forward.q"}

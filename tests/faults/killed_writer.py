@@ -14,7 +14,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "store"))
 
 import made
 
-from sonde.store.writer import Writer
+from sonde.store.writing.writer import Writer
 
 N_SITES = 8
 

@@ -4,7 +4,7 @@ import sys
 import time
 
 from sonde import RunError
-from sonde.store.compaction import compact
+from sonde.store.writing.compaction import compact
 
 while True:
     try:

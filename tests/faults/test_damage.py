@@ -17,9 +17,9 @@ from faulty import QuickFiles
 import sonde
 from sonde.record import Event
 from sonde.store import Writer, documents, open_run, segments
-from sonde.store.compaction import compact
+from sonde.store.schemas import SKETCHES
 from sonde.store.segments import Attempt, Contents
-from sonde.store.tables import SKETCHES
+from sonde.store.writing.compaction import compact
 
 N_SITES = 4
 pytestmark = pytest.mark.filterwarnings("ignore::sonde.SondeWarning")

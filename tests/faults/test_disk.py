@@ -13,7 +13,7 @@ from faulty import FailingFiles, FullFiles, QuickFiles, SlowFiles
 
 import sonde
 from sonde.store import Writer, open_run
-from sonde.store.compaction import compact
+from sonde.store.writing.compaction import compact
 
 N_SITES = 4
 

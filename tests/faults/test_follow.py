@@ -16,7 +16,7 @@ import pytest
 from faulty import QuickFiles
 
 from sonde.store import Writer, open_run
-from sonde.store.compaction import compact
+from sonde.store.writing.compaction import compact
 
 HERE = Path(__file__).parent
 N_SITES = 6
@@ -25,7 +25,7 @@ WRITING = """
 import os, sys, time
 sys.path.insert(0, sys.argv[2])
 import made
-from sonde.store.writer import Writer
+from sonde.store.writing.writer import Writer
 writer = Writer(sys.argv[1], flush_s=0.4)
 writer.sites(made.sites(6))
 began = time.monotonic()

@@ -9,7 +9,7 @@ from faulty import QuickFiles
 
 import sonde
 from sonde.store import Writer, open_run
-from sonde.store.compaction import compact
+from sonde.store.writing.compaction import compact
 
 N = 2
 

@@ -15,7 +15,7 @@ from sonde.cli import main
 from sonde.record import Event, NumberBatch, Site, SiteInfo
 from sonde.store import Writer, locations, open_run
 from sonde.views import envelope
-from sonde.views.shelf import Shelf
+from sonde.views.runs.run_list import Shelf
 
 pytestmark = pytest.mark.filterwarnings("ignore::sonde.SondeWarning")
 

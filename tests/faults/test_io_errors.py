@@ -8,7 +8,7 @@ import pytest
 from faulty import FailingFiles, LinklessFiles, QuickFiles
 
 from sonde.store import Writer, open_run
-from sonde.store.compaction import compact
+from sonde.store.writing.compaction import compact
 
 N_SITES = 3
 N_FLUSHES = 3

@@ -13,7 +13,7 @@ import made
 import pytest
 
 from sonde.store import open_run
-from sonde.store.compaction import compact
+from sonde.store.writing.compaction import compact
 
 HERE = Path(__file__).parent
 N_SITES = 8

@@ -16,7 +16,8 @@ import httpx
 import pytest
 
 from sonde.record import NumberBatch
-from sonde.store import Writer, provenance
+from sonde.store import Writer
+from sonde.store.writing import provenance
 
 LIMIT_S = 300
 SONDE = Path(sys.executable).with_name("sonde")

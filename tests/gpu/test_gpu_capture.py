@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import sonde
-from sonde.capture.torch import compiled
-from sonde.capture.torch.tables import HostTable, table_for
-from sonde.kernels import row
+from sonde.capture.torch.compile import hooks
+from sonde.capture.torch.rows.host import HostTable, table_for
+from sonde.kernels import layout
 
 pytestmark = [
     pytest.mark.gpu,
@@ -177,7 +177,7 @@ def test_several_tensors_are_read_by_one_launch(lengths):
             str(x.dtype).split(".")[1],
             x.data_ptr(),
             len(x),
-            table._pages.bases[0] + i * row.ROW_BYTES,
+            table._pages.bases[0] + i * layout.ROW_BYTES,
         )
         for i, x in enumerate(tensors)
     ]
@@ -324,13 +324,13 @@ def test_compiled_code_is_recorded_in_every_mode(watching, model, mode):
     for at, values in wanted.items():
         # Older compilers cannot trace a hook on a tensor that is written to: they leave it out.
         assert_equal(
-            memory, at, values, only=lambda k: compiled.TRACES_HOOKS or "output_grad" not in k
+            memory, at, values, only=lambda k: hooks.TRACES_HOOKS or "output_grad" not in k
         )
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_gradients_in_compiled_code_in_every_mode(watching, monkeypatch, mode):
-    monkeypatch.setattr(compiled, "TRACES_HOOKS", True)  # nothing is written to in this model
+    monkeypatch.setattr(hooks, "TRACES_HOOKS", True)  # nothing is written to in this model
     torch.manual_seed(0)
     torch._dynamo.reset()
     memory, wanted = run_compiled(watching, Net(inplace=False).to(DEVICE), mode)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sonde.capture.torch.recipes import Recipes
+from sonde.capture.torch.metrics.replay import Recipes
 
 pytestmark = [
     pytest.mark.gpu,

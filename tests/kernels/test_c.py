@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sonde.kernels import c, reference
-from sonde.kernels.row import WORDS, new_table, unpack
+from sonde.kernels.layout import WORDS, new_table, unpack
 from sonde.record import COUNTS, EXTREMA, SUMS
 from sonde.sketch import Sketch
 from sonde.sketch import row as sketch_at
@@ -488,7 +488,7 @@ import os, signal, sys
 {imports}
 import numpy as np
 from sonde.kernels import c
-from sonde.kernels.row import new_table
+from sonde.kernels.layout import new_table
 
 x = np.random.default_rng(0).normal(size=2_000_000).astype(np.float32)
 def sketch(threads):

@@ -17,7 +17,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sonde.capture.torch.tables import HostTable, PlainTable, table_for
+from sonde.capture.torch.rows.host import HostTable, PlainTable, table_for
 from sonde.kernels import c, reference
 from sonde.kernels.torch import DTYPES, Unsupported
 from sonde.record import COUNTS, EXTREMA, SUMS

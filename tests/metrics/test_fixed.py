@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from sonde.capture.torch.asking import _all_of
-from sonde.capture.torch.recipes import Recipes
-from sonde.capture.torch.tallies import reduced
+from sonde.capture.torch.metrics.accumulate import reduced
+from sonde.capture.torch.metrics.evaluate import _all_of
+from sonde.capture.torch.metrics.replay import Recipes
 from sonde.metrics.model import Metric
 from sonde.metrics.torch.fixed import Probe, fixed
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sonde.capture.torch.adding import INSTRUMENTS
+from sonde.capture.torch.metrics.register import INSTRUMENTS
 from sonde.metrics.torch.attention import TERMS
 from sonde.metrics.torch.functions import BUILT_IN
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 import sonde
 from sonde.cli import main
 from sonde.record import NumberBatch
-from sonde.store import Writer, hdf5
+from sonde.store import Writer
+from sonde.store.reading import hdf5
 
 h5py = pytest.importorskip("h5py")
 

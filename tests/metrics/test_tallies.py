@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sonde.capture.torch.arrivals import Arrivals, number
-from sonde.capture.torch.tallies import Tallies, span_of
+from sonde.capture.torch.cuda.copies import Arrivals, number
+from sonde.capture.torch.metrics.accumulate import Tallies, span_of
 from sonde.metrics.model import Merge, OnHost
 from sonde.metrics.names import Label
 

@@ -20,8 +20,8 @@ import uvicorn
 
 from sonde.present import worker
 from sonde.present.guard import Rules
-from sonde.present.patience import patient_protocol
 from sonde.present.server import make_app
+from sonde.present.timeouts import patient_protocol
 from sonde.present.worker import Desk, answer, refusal
 from sonde.present.workers import Worker
 

@@ -12,7 +12,7 @@ sys.path.insert(0, os.path.dirname(__file__))
 import made
 
 from sonde import RunError
-from sonde.store.writer import Writer
+from sonde.store.writing.writer import Writer
 
 
 def main(path: str, resume: str) -> None:

@@ -14,8 +14,8 @@ import numpy as np
 
 from sonde.record import Event, NumberBatch, Site, SiteInfo, SketchBatch
 from sonde.store import Writer, documents, open_run
-from sonde.store.compaction import compact
-from sonde.store.tables import FORMAT_VERSION
+from sonde.store.schemas import FORMAT_VERSION
+from sonde.store.writing.compaction import compact
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -15,7 +15,7 @@ from faulty import QuickFiles
 
 import sonde
 from sonde.store import Writer, open_run
-from sonde.store import compaction as module
+from sonde.store.writing import compaction as module
 
 N_SITES = 3
 

@@ -16,8 +16,8 @@ import whole
 
 import sonde.store
 from sonde.store import open_run
-from sonde.store.compaction import compact
-from sonde.store.tables import TABLES
+from sonde.store.schemas import TABLES
+from sonde.store.writing.compaction import compact
 
 COLUMNS = sorted({column for table in TABLES for column in table.schema.names})
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import make_golden
 import pytest
 
-from sonde.store.tables import FORMAT_VERSION
+from sonde.store.schemas import FORMAT_VERSION
 
 VERSIONS = sorted(p.name for p in make_golden.GOLDEN.iterdir())
 
@@ -48,7 +48,7 @@ def test_the_format_document_speaks_of_the_present_version():
 
     text = (Path(sonde.store.__file__).parent / "FORMAT.md").read_text()
     assert f"format {FORMAT_VERSION}" in text
-    from sonde.store.tables import TABLES
+    from sonde.store.schemas import TABLES
 
     for table in TABLES:
         for folder in table.folders:

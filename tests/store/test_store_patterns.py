@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from sonde._errors import SondeError
 from sonde.record import Site
-from sonde.store import patterns, traces
-from sonde.store.catalogue import Catalogue
+from sonde.store import patterns
+from sonde.store.reading import traces
+from sonde.store.reading.catalogue import Catalogue
 
 LONG = "a" * 60
 
@@ -63,7 +64,7 @@ def test_no_pattern_takes_long_on_any_name(kind):
 
 @pytest.mark.parametrize("kind", HOSTILE_PATTERNS)
 def test_no_search_of_a_page_takes_long(kind, tmp_path):
-    from sonde.views import tree
+    from sonde.views.structure import tree
 
     found = tree._matching(
         HOSTILE_PATTERNS[kind][:200], [(name, "Linear") for name in HOSTILE_NAMES]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 import sonde
 from sonde.record import SketchBatch
 from sonde.sketch import STATISTICS, needs_bins, row, statistic
-from sonde.store import Writer, open_run, queries
+from sonde.store import Writer, open_run
+from sonde.store.sql import queries
 
 WITHOUT_BINS = [name for name in STATISTICS if not needs_bins(name)]
 

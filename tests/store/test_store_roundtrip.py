@@ -14,7 +14,7 @@ import sonde
 from sonde.record import COUNTS, EXTREMA, SUMS, NumberBatch, Site, SiteInfo, SketchBatch
 from sonde.sketch import Sketch
 from sonde.store import Writer, open_run
-from sonde.store.compaction import compact
+from sonde.store.writing.compaction import compact
 
 N_SITES = 3
 

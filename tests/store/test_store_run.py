@@ -12,7 +12,7 @@ import pytest
 import sonde
 from sonde.record import Event, NumberBatch, Site, SiteInfo, SketchBatch
 from sonde.store import Writer, open_run
-from sonde.store.catalogue import Catalogue
+from sonde.store.reading.catalogue import Catalogue
 
 
 @pytest.fixture(scope="module")
@@ -220,10 +220,10 @@ def test_merge_pools_over_steps_sites_and_kinds(run):
 
 
 def test_merge_in_parts_equals_merge_at_once(run, monkeypatch):
-    from sonde.store import tabling
+    from sonde.store.reading import stat_queries
 
     whole = run.merge(by="name"), run.stats(stat=["p50", "count"])
-    monkeypatch.setattr(tabling, "_ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(stat_queries, "_ROWS_AT_ONCE", 7)
     assert (run.merge(by="name"), run.stats(stat=["p50", "count"])) == whole
 
 

@@ -10,9 +10,9 @@ from made import batch, loss, sites
 
 from sonde.record import Event, GraphEdge, GraphModule, GraphNode, GraphPart, NumberBatch, Port
 from sonde.store import Run, Writer
-from sonde.store.compaction import compact
 from sonde.store.packing import flatten
 from sonde.store.tensors import TracedValue
+from sonde.store.writing.compaction import compact
 
 
 def traced(step: int, value: object, *, name: str = "h.0.forward.q", line: int = 7) -> TracedValue:

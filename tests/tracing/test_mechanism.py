@@ -16,7 +16,7 @@ import weakref
 
 import pytest
 
-from sonde.tracing.mechanism import Calls, Locals, names_in, observe
+from sonde.tracing.functions.mechanism import Calls, Locals, names_in, observe
 
 
 class Log:

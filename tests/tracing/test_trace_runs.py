@@ -19,7 +19,7 @@ from torch import nn
 
 import sonde
 from sonde.store import packing
-from sonde.store.traces import Lost, sources
+from sonde.store.reading.traces import Lost, sources
 from sonde.tracing import HDF5, hdf5, stack
 
 DTYPES = [

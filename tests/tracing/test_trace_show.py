@@ -14,7 +14,7 @@ from sonde.store import open_run
 from sonde.views.answers import ANSWERS
 from sonde.views.questions import parse
 from sonde.views.routes import ROUTES
-from sonde.views.subject import Subject
+from sonde.views.runs.opened_run import Subject
 
 
 class Attention(nn.Module):

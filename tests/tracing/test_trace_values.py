@@ -14,7 +14,7 @@ from torch import nn
 
 import sonde
 from sonde.kernels import c as kernel
-from sonde.tracing.torch.nature import TorchNature
+from sonde.tracing.torch.tensor_ops import TorchNature
 from sonde.tracing.values import ObjectCopy, OutOfRoomError, RefusedError, snapshot
 
 
@@ -281,7 +281,7 @@ def test_one_changed_bit_is_a_change_and_none_is_none(has_c, view, bits, place, 
     a, b = (VIEWS[view](each.view(torch.float32).reshape(4, 6)) for each in (x, y))
     is_same = a.detach().contiguous().numpy().tobytes() == b.detach().contiguous().numpy().tobytes()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sonde.tracing.torch.nature._HAS_C", has_c and kernel.available())
+        patch.setattr("sonde.tracing.torch.tensor_ops._HAS_C", has_c and kernel.available())
         taken = snapshot(a, nature, 1 << 20)
         assert taken.differs(b, nature, [], False) is not is_same
         assert not taken.differs(a, nature, [], False)

@@ -10,7 +10,7 @@ from told import SITES, Told, asked, graph, infos, write_step
 
 from sonde.record import NumberBatch
 from sonde.store import Writer
-from sonde.views.columns import stride_for
+from sonde.views.numbers.columns import stride_for
 
 QUESTIONS = {
     "heat": {"kind": "output", "columns": 16},

@@ -10,7 +10,7 @@ from sonde.kernels.reference import sketch
 from sonde.record import Site, SiteInfo, SketchBatch
 from sonde.sketch.bins import EDGES
 from sonde.store import Writer, open_run
-from sonde.views.subject import Subject
+from sonde.views.runs.opened_run import Subject
 
 SITE = Site("layer", "output")
 NORMAL = np.array([NormalDist().inv_cdf((i + 0.5) / 20_000) for i in range(20_000)])

@@ -11,8 +11,8 @@ from sonde.kernels.reference import sketch
 from sonde.record import Site, SiteInfo, SketchBatch
 from sonde.sketch import concatenate
 from sonde.store import Writer, open_run
-from sonde.views.header import step_ranges
-from sonde.views.subject import Subject
+from sonde.views.runs.header import step_ranges
+from sonde.views.runs.opened_run import Subject
 
 
 def test_the_header_says_what_there_is(told, subject):

@@ -19,7 +19,7 @@ from told import (
 
 from sonde._errors import SondeError
 from sonde.views import specs
-from sonde.views.subject import NotFoundError
+from sonde.views.runs.opened_run import NotFoundError
 
 STATS = {
     "rms": rms,

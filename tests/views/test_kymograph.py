@@ -5,8 +5,8 @@ import pytest
 from told import ALL_NAN, SOME_INF, STEPS, ZEROS, asked
 
 from sonde._errors import SondeError
-from sonde.views import axes
-from sonde.views.subject import NotFoundError
+from sonde.views.numbers import axes
+from sonde.views.runs.opened_run import NotFoundError
 
 SITE = "h.0.mlp/output/0"
 SCALES = ("linear", "asinh", "log", "exponent")

@@ -5,7 +5,7 @@ import pytest
 from told import STEPS, asked
 
 from sonde.views import specs
-from sonde.views.subject import NotFoundError
+from sonde.views.runs.opened_run import NotFoundError
 
 
 def series(told, name, phase="train", module=None):

@@ -13,7 +13,7 @@ from sonde.record import NumberBatch
 from sonde.store import Writer, open_run
 from sonde.views import envelope
 from sonde.views.answers import ANSWERS
-from sonde.views.subject import NotFoundError, Subject
+from sonde.views.runs.opened_run import NotFoundError, Subject
 
 
 def every_view(subject):
@@ -124,11 +124,11 @@ def test_ranks_are_merged_and_can_be_told_apart(ranks):
 
 
 def test_many_rows_of_many_ranks_are_merged_a_part_at_a_time(ranks, monkeypatch):
-    from sonde.views import cells
+    from sonde.views.numbers import pooling
 
     subject = ranks.subject()
     whole = asked(subject, "heat", kind="output", columns=8)
-    monkeypatch.setattr(cells, "_MERGED_AT_ONCE", 60)
+    monkeypatch.setattr(pooling, "_MERGED_AT_ONCE", 60)
     parts = asked(subject, "heat", kind="output", columns=8)
     np.testing.assert_array_equal(whole.values, parts.values)
     np.testing.assert_array_equal(whole.flags, parts.flags)

@@ -7,7 +7,7 @@ from told import ALL_NAN, BLOCKS, MODULES, STEPS, TYPES, asked, rms
 from sonde._errors import SondeError
 from sonde.views import specs
 from sonde.views.questions import QuestionError
-from sonde.views.subject import NotFoundError
+from sonde.views.runs.opened_run import NotFoundError
 
 PER_BLOCK = len(TYPES)
 

@@ -14,9 +14,10 @@ from sonde.record import Site, SiteInfo
 from sonde.store import Writer, open_run, packing
 from sonde.store.packing import Array
 from sonde.store.tensors import TracedValue
-from sonde.views import envelope, variable
-from sonde.views.matrix import matrix
-from sonde.views.subject import NotFoundError, Subject
+from sonde.views import envelope
+from sonde.views.runs.opened_run import NotFoundError, Subject
+from sonde.views.traced import variable
+from sonde.views.traced.matrix import matrix
 
 SOURCE = """\
     @staticmethod

@@ -27,7 +27,7 @@ from sonde.store import Writer, open_run
 from sonde.views.answers import ANSWERS
 from sonde.views.questions import parse
 from sonde.views.routes import ROUTES
-from sonde.views.subject import Subject
+from sonde.views.runs.opened_run import Subject
 
 BLOCKS = 4
 TYPES = {"": "Block", "attn": "Attention", "mlp": "Linear"}

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from sonde._signals import Bell, Gate, is_from_handler
 from sonde.capture.norms import Norms
-from sonde.capture.rows import QUICK_PHASE, Filled, Window
 from sonde.capture.voice import Place, say
+from sonde.capture.window import NATIVE_PHASE, Filled, Window
 from sonde.record import Event, GraphPart, NumberBatch, Sink, SiteInfo, SketchBatch, Sketches
 from sonde.sketch import concatenate, cut, merge_groups
 
@@ -438,8 +438,8 @@ def _booked(pairs: bytes) -> _Piece:
     ids, rows = np.frombuffer(pairs, dtype=np.int64).reshape(-1, 2).T
     sites, groups = np.unique(ids, return_inverse=True)
     if len(sites) == len(ids):
-        return _Piece(QUICK_PHASE, ids.astype(np.int32), rows, None)
-    return _Piece(QUICK_PHASE, sites.astype(np.int32), rows, groups)
+        return _Piece(NATIVE_PHASE, ids.astype(np.int32), rows, None)
+    return _Piece(NATIVE_PHASE, sites.astype(np.int32), rows, groups)
 
 
 def _piece(phase: str, touched: Sequence[tuple[int, list[int]]]) -> _Piece:

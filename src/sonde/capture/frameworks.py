@@ -23,6 +23,6 @@ def torch_capture() -> Any:
             f"Sonde needs torch {_OLDEST_TORCH} or newer, and this is {found}, whose compiler "
             "fails on a watched model. Upgrade torch."
         )
-    import sonde.capture.torch
+    import sonde.capture.torch.session
 
-    return sonde.capture.torch
+    return sonde.capture.torch.session

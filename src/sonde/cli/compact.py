@@ -21,7 +21,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     from sonde._errors import RunError
     from sonde.cli import _text
-    from sonde.store import compaction, locations
+    from sonde.store import locations
+    from sonde.store.writing import compaction
 
     if arguments.background:
         os.nice(19)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from sonde.store import Run
-    from sonde.views.source import Assigned, Method
+    from sonde.views.traced.source import Assigned, Method
 
 HELP = "show what `sonde.trace` has kept: variables, and source with the latest value on each line"
 
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(found: Run, arguments: argparse.Namespace) -> None:
     from sonde.cli import _text
-    from sonde.views import source
+    from sonde.views.traced import source
 
     methods = source.methods(found, arguments.method, step=arguments.step, rank=arguments.rank)
     if arguments.json:

@@ -28,7 +28,7 @@ the memory alive and the row to themselves until the call returns.
     call(entry, *arguments)
         Call another function of the driver, of up to four words, likewise.
     entry()
-        Where the function behind `add` is, for the quick path of a capture.
+        Where the function behind `add` is, for the native path of a capture.
     paths(), use_path(name), thread_runtime()
         For tests and benchmarks: the instruction sets this processor has, best first; which one to
         use; where threads come from, `openmp` or `pthreads`.
@@ -46,7 +46,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.kernels.row import WORDS, Table
+from sonde.kernels.layout import WORDS, Table
 from sonde.record import COUNTS, EXTREMA, SUMS, Sketches
 
 try:

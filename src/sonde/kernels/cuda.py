@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sonde.kernels import c
-from sonde.kernels.row import WORDS
+from sonde.kernels.layout import WORDS
 
 DTYPES: Final[dict[str, int]] = {
     name: code
@@ -132,7 +132,7 @@ class Kernel:
             name: ctypes.cast(getattr(driver, name), c_void_p).value or 0 for name in _CALLED
         }
         self._multiprocessors = multiprocessors
-        self._is_quick = c.available()
+        self._is_native = c.available()
         module = c_void_p()
         _check(driver, driver.cuModuleLoadData(byref(module), c_char_p(image)), "load the kernel")
         self._one = {
@@ -176,7 +176,7 @@ class Kernel:
         else:
             function, per_block = entry
             blocks = min(n // per_block or 1, self._multiprocessors)
-            if self._is_quick:
+            if self._is_native:
                 failed = c.launch(
                     self._entry, function, blocks, THREADS, stream, x, n, row, repeat, gate
                 )
@@ -267,7 +267,7 @@ class Kernel:
         self._call("cuMemcpyDtoDAsync_v2", to, memory, n_bytes, stream)
 
     def _call(self, name: str, *arguments: int) -> None:
-        if self._is_quick:
+        if self._is_native:
             failed = c.call(self._entries[name], *arguments)
         else:
             failed = getattr(self._driver, name)(*arguments)
@@ -283,7 +283,7 @@ class Kernel:
     def _launch(
         self, function: int, blocks: int, stream: int, *arguments: int, threads: int = THREADS
     ) -> None:
-        if self._is_quick:
+        if self._is_native:
             failed = c.launch(self._entry, function, blocks, threads, stream, *arguments)
         else:
             words = [c_uint64(a) for a in arguments]

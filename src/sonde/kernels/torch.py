@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from sonde.kernels.row import HEADER
+from sonde.kernels.layout import HEADER
 from sonde.record import N_BINS
 
 _functorch: Final = torch._C._functorch

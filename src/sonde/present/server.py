@@ -24,14 +24,14 @@ from sonde._errors import SondeError
 from sonde._require import require
 from sonde._version import VERSION
 from sonde.present.compression import accepts_gzip, compressed, compressed_file
+from sonde.present.events import Herald
 from sonde.present.guard import App, Guard, Rules, Scope, Send, new_token
-from sonde.present.herald import Herald
-from sonde.present.patience import MAX_CONNECTIONS, patient_protocol
+from sonde.present.timeouts import MAX_CONNECTIONS, patient_protocol
 from sonde.present.workers import Reply, Workers
 from sonde.views import envelope
 from sonde.views.questions import QuestionError, StateQuestion, parse
 from sonde.views.routes import ROUTES, Route
-from sonde.views.shelf import HOW_TO_RECORD
+from sonde.views.runs.run_list import HOW_TO_RECORD
 from sonde.views.specs import Failure, Problem, Server
 
 PORT: Final = 7007

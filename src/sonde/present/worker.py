@@ -26,16 +26,16 @@ import duckdb
 import pyarrow as pa
 
 from sonde._errors import RunError, SondeError
-from sonde.store.limits import Limits
-from sonde.store.queries import connect
-from sonde.store.reader import open_run
+from sonde.store.reading.run import open_run
+from sonde.store.sql.limits import Limits
+from sonde.store.sql.queries import connect
 from sonde.views import envelope
 from sonde.views.answers import ANSWERS
 from sonde.views.questions import QuestionError, parse
 from sonde.views.routes import ROUTES
-from sonde.views.shelf import Shelf, Shelved
+from sonde.views.runs.opened_run import NotFoundError, Subject
+from sonde.views.runs.run_list import Shelf, Shelved
 from sonde.views.specs import RunState
-from sonde.views.subject import NotFoundError, Subject
 
 MAX_ANSWER_BYTES: Final = 128 << 20
 _OPEN_RUNS: Final = 4

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from sonde.store import limits
+from sonde.store.sql import limits
 
 MAX_BYTES: Final = limits.ABOUT_BYTES
 _MAX_DEPTH: Final = 32

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 
 from sonde.store import segments
+from sonde.store.schemas import Table
 from sonde.store.segments import Attempt, SegmentName
-from sonde.store.tables import Table
 
 Stamp = tuple[int, int, int]
 """Size, time of change and inode: while they stay the same, the file does."""

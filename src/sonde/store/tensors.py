@@ -21,11 +21,11 @@ import pyarrow as pa
 from sonde.store import packing, safetensors
 from sonde.store.documents import DamagedError
 from sonde.store.files import Files, UnsureError, publish
-from sonde.store.home import Home
 from sonde.store.packing import Array
-from sonde.store.rows import Rows
+from sonde.store.schemas import TRACES
 from sonde.store.segments import Attempt, rank_folder
-from sonde.store.tables import TRACES
+from sonde.store.writing.home import Home
+from sonde.store.writing.row_builder import Rows
 
 FOLDER: Final = "tensors"
 MAX_VALUE_BYTES: Final = 4 << 30

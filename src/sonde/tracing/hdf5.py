@@ -321,7 +321,7 @@ def _cell(value: Any) -> _Cell:
         case np.ndarray():
             return _Cell("array", value, str(value.dtype))
     if hasattr(value, "detach"):
-        from sonde.tracing.torch.nature import to_numpy
+        from sonde.tracing.torch.tensor_ops import to_numpy
 
         array, dtype = to_numpy(value)
         return _Cell("array", array, dtype)

@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Any, Final, Protocol
 
 from sonde._errors import SondeError
-from sonde.tracing.mechanism import names_in
-from sonde.tracing.methods import Method, method_of
+from sonde.tracing.functions.mechanism import names_in
+from sonde.tracing.functions.methods import Method, method_of
 from sonde.tracing.paths import (
     ANY_DEPTH,
     RETURN,

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 from weakref import ref
 
+from sonde.tracing.access import keys_of, look
 from sonde.tracing.callbacks import BeforeSave
-from sonde.tracing.looking import keys_of, look
 from sonde.tracing.paths import GRAD, RETURN, Path, quoted, suggestion, under
 from sonde.tracing.resolving import Place, Tree
 from sonde.tracing.results import Moment

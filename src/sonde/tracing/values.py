@@ -14,7 +14,7 @@ from weakref import ref
 
 import numpy as np
 
-from sonde.tracing.looking import MAX_DEPTH, MAX_ITEMS, Insight, fields_of
+from sonde.tracing.access import MAX_DEPTH, MAX_ITEMS, Insight, fields_of
 
 _SIMPLE: Final = frozenset({bool, int, float, complex, str, bytes, type(None), range, slice})
 _BASES: Final[dict[type, Callable[[Any], Any]]] = {

@@ -5,21 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from sonde.store.inquiry import careful
-from sonde.views import (
-    header,
-    heat,
-    kymograph,
-    level,
-    lines,
-    movers,
-    panel,
-    section,
-    tint,
-    tree,
-    variable,
-)
-from sonde.views.subject import Subject
+from sonde.store.sql.inquiry import careful
+from sonde.views.numbers import heat, kymograph, lines, movers, section
+from sonde.views.runs import header
+from sonde.views.runs.opened_run import Subject
+from sonde.views.structure import level, panel, tint, tree
+from sonde.views.traced import variable
 
 _ANSWERS: Final[Mapping[str, Callable[[Subject, Any], object]]] = {
     "run": header.answer,
@@ -37,4 +28,4 @@ _ANSWERS: Final[Mapping[str, Callable[[Subject, Any], object]]] = {
     "movers": movers.answer,
 }
 ANSWERS: Final = {view: careful(answer) for view, answer in _ANSWERS.items()}
-"""The views of one run. `server`, `runs` and `state` are of none: see `sonde.views.shelf`."""
+"""The views of one run. For `server`, `runs` and `state` see `sonde.views.runs.run_list`."""

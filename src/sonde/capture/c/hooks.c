@@ -1,5 +1,5 @@
 /* What hooks do: on modules, on gradients, and taps in compiled code. */
-#include "quick.h"
+#include "native.h"
 
 #include <time.h>
 
@@ -11,16 +11,16 @@ static int64_t now(void)
 }
 
 /* False with an exception if somebody interrupts the wait. */
-static int lock(const Quick *quick)
+static int lock(const Native *native)
 {
-    PyObject *taken = PyObject_CallNoArgs(quick->acquire);
+    PyObject *taken = PyObject_CallNoArgs(native->acquire);
     Py_XDECREF(taken);
     return taken != NULL;
 }
 
-static void unlock(const Quick *quick)
+static void unlock(const Native *native)
 {
-    PyObject *given = PyObject_CallNoArgs(quick->release);
+    PyObject *given = PyObject_CallNoArgs(native->release);
     if (!given)
         PyErr_Clear();
     Py_XDECREF(given);
@@ -33,7 +33,7 @@ static int add_gradient(const GradHook *hook, PyObject *grad)
     View view;
     Py_ssize_t n = PyList_Size(hook->spots), found = 0;
     int done = NOT_HANDLED;
-    if (n < 1 || n > MOST_PLACES || !look(hook->quick, grad, &view))
+    if (n < 1 || n > MOST_PLACES || !look(hook->native, grad, &view))
         return NOT_HANDLED;
     for (; found < n; found++) {
         PyObject *place = PyObject_GetAttr(PyList_GetItem(hook->spots, found), n_place);
@@ -45,7 +45,7 @@ static int add_gradient(const GradHook *hook, PyObject *grad)
         places[found] = (Place *)place;
     }
     if (found == n)
-        done = add_at(hook->quick, places, n, &view);
+        done = add_at(hook->native, places, n, &view);
     while (found > 0)
         Py_DECREF((PyObject *)places[--found]);
     return done;
@@ -61,15 +61,15 @@ PyObject *hook_call(PyObject *object, PyObject *args, PyObject *Py_UNUSED(kwargs
     }
     if (grad == Py_None) /* of an output of compiled code that nobody used */
         Py_RETURN_NONE;
-    Quick *quick = self->quick;
-    if (quick && quick->hears_gradients && !self->returned) {
+    Native *native = self->native;
+    if (native && native->hears_gradients && !self->returned) {
         int64_t began = now();
-        if (!lock(quick))
+        if (!lock(native))
             return NULL;
-        int done = quick->hears_gradients ? add_gradient(self, grad) : NOT_HANDLED;
-        unlock(quick);
+        int done = native->hears_gradients ? add_gradient(self, grad) : NOT_HANDLED;
+        unlock(native);
         if (done == HANDLED) {
-            quick->spent_ns += now() - began;
+            native->spent_ns += now() - began;
             Py_RETURN_NONE;
         }
     }
@@ -84,12 +84,12 @@ PyObject *hook_call(PyObject *object, PyObject *args, PyObject *Py_UNUSED(kwargs
                                       self->returned ? Py_True : Py_False, NULL);
 }
 
-static PyObject *new_hook(Quick *quick, PyObject *owner, PyObject *spot)
+static PyObject *new_hook(Native *native, PyObject *owner, PyObject *spot)
 {
     GradHook *hook = (GradHook *)PyType_GenericAlloc(hook_type, 0);
     if (!hook)
         return NULL;
-    hook->quick = (Quick *)Py_NewRef((PyObject *)quick);
+    hook->native = (Native *)Py_NewRef((PyObject *)native);
     hook->owner = Py_NewRef(owner);
     hook->spots = PyList_New(1);
     if (!hook->spots) {
@@ -147,7 +147,7 @@ static int refers_to(PyObject *reference, PyObject *object)
 
 /* What is known of the tensor in this pass, borrowed; NULL if nothing, or if it has changed since.
    -1 in `version` if that cannot be told. */
-static Seen *known(const Quick *quick, PyObject *x, PyObject *key, long long *version)
+static Seen *known(const Native *native, PyObject *x, PyObject *key, long long *version)
 {
     PyObject *counted = PyObject_GetAttr(x, n_version);
     *version = counted ? PyLong_AsLongLong(counted) : -1;
@@ -156,7 +156,7 @@ static Seen *known(const Quick *quick, PyObject *x, PyObject *key, long long *ve
         PyErr_Clear();
         return NULL;
     }
-    PyObject *found = PyDict_GetItemWithError(quick->seen, key);
+    PyObject *found = PyDict_GetItemWithError(native->seen, key);
     if (!found || Py_TYPE(found) != seen_type)
         return NULL;
     Seen *seen = (Seen *)found;
@@ -179,15 +179,15 @@ static Seen *new_seen(PyObject *x, long long version)
 }
 
 /* Whether the pass that is recorded runs in this thread. */
-static int is_here(const Quick *quick)
+static int is_here(const Native *native)
 {
-    return quick->live && quick->bound && quick->thread == PyThread_get_thread_ident();
+    return native->live && native->bound && native->thread == PyThread_get_thread_ident();
 }
 
 /* Whether this is no backward pass, in which a part of a model may be called again. */
-static int is_forward(const Quick *quick)
+static int is_forward(const Native *native)
 {
-    PyObject *backward = PyObject_CallNoArgs(quick->backward);
+    PyObject *backward = PyObject_CallNoArgs(native->backward);
     int is = backward && PyLong_AsLongLong(backward) == -1;
     Py_XDECREF(backward);
     PyErr_Clear();
@@ -197,16 +197,16 @@ static int is_forward(const Quick *quick)
 /* Whether the lane may go on: the module is itself, and called with gradients. */
 static int is_usual(const Lane *lane, PyObject *module)
 {
-    const Quick *quick = lane->quick;
-    return is_here(quick) && !quick->waiting && refers_to(lane->module, module) &&
-           is_forward(quick) && is_true(PyObject_CallNoArgs(quick->has_gradients));
+    const Native *native = lane->native;
+    return is_here(native) && !native->waiting && refers_to(lane->module, module) &&
+           is_forward(native) && is_true(PyObject_CallNoArgs(native->has_gradients));
 }
 
 /* The innermost call that is running: its tap, borrowed, and its number. */
-static PyObject *innermost(const Quick *quick, long long *call)
+static PyObject *innermost(const Native *native, long long *call)
 {
-    Py_ssize_t n = PyList_Size(quick->stack);
-    PyObject *top = n > 0 ? PyList_GetItem(quick->stack, n - 1) : NULL;
+    Py_ssize_t n = PyList_Size(native->stack);
+    PyObject *top = n > 0 ? PyList_GetItem(native->stack, n - 1) : NULL;
     if (!top || !PyTuple_Check(top) || PyTuple_Size(top) != 2) {
         PyErr_Clear();
         return NULL;
@@ -217,28 +217,28 @@ static PyObject *innermost(const Quick *quick, long long *call)
 
 static long long calls_of(const Lane *lane)
 {
-    PyObject *found = PyDict_GetItemWithError(lane->quick->calls, lane->tap);
+    PyObject *found = PyDict_GetItemWithError(lane->native->calls, lane->tap);
     return found ? PyLong_AsLongLong(found) : 0;
 }
 
 static int count_call(const Lane *lane, long long call)
 {
     PyObject *number = PyLong_FromLongLong(call + 1);
-    int well = number && PyDict_SetItem(lane->quick->calls, lane->tap, number) == 0;
+    int well = number && PyDict_SetItem(lane->native->calls, lane->tap, number) == 0;
     Py_XDECREF(number);
     return well;
 }
 
 static int lane_enters(const Lane *lane, PyObject *module)
 {
-    const Quick *quick = lane->quick;
+    const Native *native = lane->native;
     long long outer = -1;
     if (!lane->enters || lane->looks_at_inputs || !is_usual(lane, module) ||
-        !innermost(quick, &outer) || outer < 0)
+        !innermost(native, &outer) || outer < 0)
         return NOT_HANDLED;
     long long call = calls_of(lane);
     PyObject *entry = call < 0 ? NULL : Py_BuildValue("(OL)", lane->tap, call);
-    int well = entry && count_call(lane, call) && PyList_Append(quick->stack, entry) == 0;
+    int well = entry && count_call(lane, call) && PyList_Append(native->stack, entry) == 0;
     Py_XDECREF(entry);
     if (!well)
         PyErr_Clear();
@@ -274,7 +274,7 @@ static int plan_gradient(PyObject *x, PyObject *spot, const Seen *seen, Wish *wi
 /* The number of the call that ends, -1 if it is not handled. */
 static long long lane_leaves(const Lane *lane, PyObject *module, PyObject *x)
 {
-    Quick *quick = lane->quick;
+    Native *native = lane->native;
     View view;
     Wish wish = {NULL, NULL, NULL};
     Seen *seen = NULL, *made = NULL;
@@ -282,26 +282,26 @@ static long long lane_leaves(const Lane *lane, PyObject *module, PyObject *x)
     long long call, version, done = -1;
 
     /* Look: nothing changes yet. */
-    if ((PyObject *)Py_TYPE(x) != quick->tensor || !is_usual(lane, module))
+    if ((PyObject *)Py_TYPE(x) != native->tensor || !is_usual(lane, module))
         return -1;
-    PyObject *top = innermost(quick, &call);
+    PyObject *top = innermost(native, &call);
     if (!top || call < 0)
         return -1;
     if (lane->enters ? top != lane->tap : (call = calls_of(lane)) < 0)
         return -1;
-    if (call >= PyList_Size(lane->entries) || !look(quick, x, &view))
+    if (call >= PyList_Size(lane->entries) || !look(native, x, &view))
         return -1;
     PyObject *entry = PyList_GetItem(lane->entries, (Py_ssize_t)call);
     if (entry == Py_None)
         return -1;
     PyObject *given = PyTuple_GetItem(entry, 0);
     Place *place = given == Py_None ? NULL : (Place *)given;
-    if (place && (!is_for(quick, place, &view) || !make_room(place->book, 1)))
+    if (place && (!is_for(native, place, &view) || !make_room(place->book, 1)))
         return -1;
     key = PyLong_FromVoidPtr(x);
     if (!key)
         goto end;
-    seen = known(quick, x, key, &version);
+    seen = known(native, x, key, &version);
     if (version < 0 || !plan_gradient(x, PyTuple_GetItem(entry, 1), seen, &wish))
         goto end;
     Row *held = seen && Py_TYPE(seen->row) == row_type ? (Row *)seen->row : NULL;
@@ -314,15 +314,15 @@ static long long lane_leaves(const Lane *lane, PyObject *module, PyObject *x)
         goto end;
 
     /* Do. */
-    if (wish.grad_fn && (!(hook = new_hook(quick, lane->owner, wish.spot)) ||
+    if (wish.grad_fn && (!(hook = new_hook(native, lane->owner, wish.spot)) ||
                          !hang(x, wish.grad_fn, hook)))
         goto end;
     if (place && !shares && add(place, &view) != HANDLED) {
-        quick->live = 0; /* the device does not do as it is told: Python will see why */
+        native->live = 0; /* the device does not do as it is told: Python will see why */
         goto end;
     }
     done = call;
-    if (made && PyDict_SetItem(quick->seen, key, (PyObject *)made) == 0)
+    if (made && PyDict_SetItem(native->seen, key, (PyObject *)made) == 0)
         seen = made;
     if (wish.hook)
         PyList_Append(wish.hook->spots, wish.spot);
@@ -339,8 +339,8 @@ static long long lane_leaves(const Lane *lane, PyObject *module, PyObject *x)
     if (seen && hook)
         PUT(seen->grad, Py_NewRef(hook));
     if (lane->enters) {
-        Py_ssize_t n = PyList_Size(quick->stack);
-        PyList_SetSlice(quick->stack, n - 1, n, NULL);
+        Py_ssize_t n = PyList_Size(native->stack);
+        PyList_SetSlice(native->stack, n - 1, n, NULL);
     } else {
         count_call(lane, call);
     }
@@ -356,17 +356,17 @@ end:
 PyObject *lane_enter(PyObject *self, PyObject *module)
 {
     const Lane *lane = (Lane *)self;
-    Quick *quick = lane->quick;
-    if (!quick->live || !quick->bound)
+    Native *native = lane->native;
+    if (!native->live || !native->bound)
         Py_RETURN_FALSE;
     int64_t began = now();
-    if (!lock(quick))
+    if (!lock(native))
         return NULL;
     int done = lane_enters(lane, module);
-    unlock(quick);
+    unlock(native);
     if (done != HANDLED)
         Py_RETURN_FALSE;
-    quick->spent_ns += now() - began;
+    native->spent_ns += now() - began;
     Py_RETURN_TRUE;
 }
 
@@ -377,16 +377,16 @@ PyObject *lane_leave(PyObject *self, PyObject *const *arguments, Py_ssize_t n)
         return NULL;
     }
     const Lane *lane = (Lane *)self;
-    Quick *quick = lane->quick;
-    if (!quick->live || !quick->bound)
+    Native *native = lane->native;
+    if (!native->live || !native->bound)
         return PyLong_FromLong(-1);
     int64_t began = now();
-    if (!lock(quick))
+    if (!lock(native))
         return NULL;
     long long call = lane_leaves(lane, arguments[0], arguments[1]);
-    unlock(quick);
+    unlock(native);
     if (call >= 0)
-        quick->spent_ns += now() - began;
+        native->spent_ns += now() - began;
     return PyLong_FromLongLong(call);
 }
 
@@ -426,23 +426,23 @@ PyObject *lane_has(PyObject *object, PyObject *number)
 /* Whether taps in compiled code are heard here, and nowhere else. */
 static int hears(const Point *point)
 {
-    const Quick *quick = point->quick;
-    return point->is_gradient ? quick->hears_gradients : quick->live && quick->alone;
+    const Native *native = point->native;
+    return point->is_gradient ? native->hears_gradients : native->live && native->alone;
 }
 
 /* Whether what compiled code sees now belongs to the pass that is recorded. */
 static int is_in_pass(const Point *point)
 {
-    const Quick *quick = point->quick;
+    const Native *native = point->native;
     if (point->is_gradient)
-        return quick->hears_gradients &&
-               (quick->bound || quick->thread != PyThread_get_thread_ident());
-    if (!is_here(quick) || !is_forward(quick))
+        return native->hears_gradients &&
+               (native->bound || native->thread != PyThread_get_thread_ident());
+    if (!is_here(native) || !is_forward(native))
         return 0;
-    if (PyList_Size(quick->stack) > 0)
+    if (PyList_Size(native->stack) > 0)
         return 1;
     /* Nobody calls the model in our sight: its mode says whether this is still the same pass. */
-    PyObject *root = referent(quick->root);
+    PyObject *root = referent(native->root);
     int trains = root && is_true(PyObject_GetAttr(root, n_training));
     Py_XDECREF(root);
     return trains;
@@ -451,20 +451,20 @@ static int is_in_pass(const Point *point)
 PyObject *point_add(PyObject *object, PyObject *x)
 {
     Point *self = (Point *)object;
-    Quick *quick = self->quick;
+    Native *native = self->native;
     View view;
     if (!hears(self))
         Py_RETURN_FALSE;
     int64_t began = now();
     int done = NOT_HANDLED;
-    if (!lock(quick))
+    if (!lock(native))
         return NULL;
-    if (is_in_pass(self) && look(quick, x, &view))
-        done = add_at(quick, self->places, self->n, &view);
-    unlock(quick);
+    if (is_in_pass(self) && look(native, x, &view))
+        done = add_at(native, self->places, self->n, &view);
+    unlock(native);
     if (done != HANDLED)
         Py_RETURN_FALSE;
-    quick->spent_ns += now() - began;
+    native->spent_ns += now() - began;
     Py_RETURN_TRUE;
 }
 
@@ -475,19 +475,19 @@ PyObject *bunch_add(PyObject *object, PyObject *tensors)
     if (self->n < 1 || !PyList_Check(tensors) || PyList_Size(tensors) != self->n ||
         !hears(self->points[0]))
         Py_RETURN_FALSE;
-    Quick *quick = self->points[0]->quick;
+    Native *native = self->points[0]->native;
     int64_t began = now();
-    if (!lock(quick))
+    if (!lock(native))
         return NULL;
     int done = is_in_pass(self->points[0]) ? HANDLED : NOT_HANDLED;
     for (Py_ssize_t i = 0; done == HANDLED && i < self->n; i++)
-        if (!look(quick, PyList_GetItem(tensors, i), &views[i]))
+        if (!look(native, PyList_GetItem(tensors, i), &views[i]))
             done = NOT_HANDLED;
     if (done == HANDLED)
-        done = add_together(quick, self->points, self->n, views);
-    unlock(quick);
+        done = add_together(native, self->points, self->n, views);
+    unlock(native);
     if (done != HANDLED)
         Py_RETURN_FALSE;
-    quick->spent_ns += now() - began;
+    native->spent_ns += now() - began;
     Py_RETURN_TRUE;
 }

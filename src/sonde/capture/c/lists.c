@@ -1,5 +1,5 @@
 /* Questions to many objects at once: what Python would ask them one by one, at every step. */
-#include "quick.h"
+#include "native.h"
 
 #include <stdlib.h>
 

@@ -1,12 +1,12 @@
-/* The Python face of the quick path; quick.py says what each of these is. */
-#include "quick.h"
+/* The Python face of the native path; native.py says what each of these is. */
+#include "native.h"
 
 #include <structmember.h>
 
 #include <stdlib.h>
 #include <string.h>
 
-PyTypeObject *row_type, *book_type, *place_type, *seen_type, *quick_type, *hook_type,
+PyTypeObject *row_type, *book_type, *place_type, *seen_type, *native_type, *hook_type,
     *lane_type, *point_type, *bunch_type;
 PyObject *ordered_dict, *hook_number;
 PyObject *n_version, *n_grad_fn, *n_requires_grad, *n_backward_hooks, *n_register, *n_is_neg,
@@ -166,10 +166,10 @@ static int hook_init(PyObject *object, PyObject *args, PyObject *kwargs)
     int returned = 0;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|p", names, &owner, &spot, &returned))
         return -1;
-    PyObject *quick = PyObject_GetAttrString(owner, "quick");
-    if (quick && Py_TYPE(quick) == quick_type)
-        PUT(self->quick, Py_NewRef(quick));
-    Py_XDECREF(quick);
+    PyObject *native = PyObject_GetAttrString(owner, "native");
+    if (native && Py_TYPE(native) == native_type)
+        PUT(self->native, Py_NewRef(native));
+    Py_XDECREF(native);
     PyErr_Clear();
     PUT(self->owner, Py_NewRef(owner));
     PUT(self->spots, PyList_New(0));
@@ -180,9 +180,9 @@ static int hook_init(PyObject *object, PyObject *args, PyObject *kwargs)
 static int point_init(PyObject *object, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
     Point *self = (Point *)object;
-    PyObject *quick, *places;
+    PyObject *native, *places;
     int is_gradient;
-    if (!PyArg_ParseTuple(args, "O!O!p", quick_type, &quick, &PyTuple_Type, &places, &is_gradient))
+    if (!PyArg_ParseTuple(args, "O!O!p", native_type, &native, &PyTuple_Type, &places, &is_gradient))
         return -1;
     Py_ssize_t n = PyTuple_Size(places);
     if (n < 1 || n > MOST_PLACES) {
@@ -199,7 +199,7 @@ static int point_init(PyObject *object, PyObject *args, PyObject *Py_UNUSED(kwar
     }
     self->n = n;
     self->is_gradient = (char)is_gradient;
-    PUT(self->quick, Py_NewRef(quick));
+    PUT(self->native, Py_NewRef(native));
     return 0;
 }
 
@@ -217,9 +217,9 @@ static int bunch_init(PyObject *object, PyObject *args, PyObject *Py_UNUSED(kwar
     Point *first = (Point *)PyTuple_GetItem(points, 0);
     for (Py_ssize_t i = 0; i < n; i++) {
         Point *point = (Point *)PyTuple_GetItem(points, i);
-        if (Py_TYPE((PyObject *)point) != point_type || point->quick != first->quick ||
+        if (Py_TYPE((PyObject *)point) != point_type || point->native != first->native ||
             point->is_gradient != first->is_gradient) {
-            PyErr_SetString(PyExc_TypeError, "`points` must be a tuple of Point, of one Quick and "
+            PyErr_SetString(PyExc_TypeError, "`points` must be a tuple of Point, of one Native and "
                                              "either of gradients or of none.");
             return -1;
         }
@@ -234,9 +234,9 @@ static int bunch_init(PyObject *object, PyObject *args, PyObject *Py_UNUSED(kwar
     return 0;
 }
 
-static int quick_init(PyObject *object, PyObject *args, PyObject *Py_UNUSED(kwargs))
+static int native_init(PyObject *object, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
-    Quick *self = (Quick *)object;
+    Native *self = (Native *)object;
     PyObject *lock, *root, *tensor, *backward, *has_gradients, *capsule;
     if (!PyArg_ParseTuple(args, "OOOOOO", &lock, &root, &tensor, &capsule, &backward,
                           &has_gradients))
@@ -264,9 +264,9 @@ static int quick_init(PyObject *object, PyObject *args, PyObject *Py_UNUSED(kwar
     return self->acquire && self->release ? 0 : -1;
 }
 
-static PyObject *quick_bind(PyObject *object, PyObject *args)
+static PyObject *native_bind(PyObject *object, PyObject *args)
 {
-    Quick *self = (Quick *)object;
+    Native *self = (Native *)object;
     PyObject *stack, *calls, *seen;
     if (!PyArg_ParseTuple(args, "O!O!O!", &PyList_Type, &stack, &PyDict_Type, &calls, &PyDict_Type,
                           &seen))
@@ -282,9 +282,9 @@ static PyObject *quick_bind(PyObject *object, PyObject *args)
 static int lane_init(PyObject *object, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
     Lane *self = (Lane *)object;
-    PyObject *quick, *owner, *tap, *module;
+    PyObject *native, *owner, *tap, *module;
     int enters, looks_at_inputs;
-    if (!PyArg_ParseTuple(args, "O!OOOpp", quick_type, &quick, &owner, &tap, &module, &enters,
+    if (!PyArg_ParseTuple(args, "O!OOOpp", native_type, &native, &owner, &tap, &module, &enters,
                           &looks_at_inputs))
         return -1;
     if (!PyWeakref_Check(module)) {
@@ -293,7 +293,7 @@ static int lane_init(PyObject *object, PyObject *args, PyObject *Py_UNUSED(kwarg
     }
     self->enters = (char)enters;
     self->looks_at_inputs = (char)looks_at_inputs;
-    PUT(self->quick, Py_NewRef(quick));
+    PUT(self->native, Py_NewRef(native));
     PUT(self->owner, Py_NewRef(owner));
     PUT(self->tap, Py_NewRef(tap));
     PUT(self->module, Py_NewRef(module));
@@ -335,21 +335,21 @@ OBJECT(place, Place, Py_VISIT(self->book); Py_VISIT(self->row), Py_CLEAR(self->b
        Py_CLEAR(self->row))
 OBJECT(seen, Seen, Py_VISIT(self->ref); Py_VISIT(self->row); Py_VISIT(self->grad),
        Py_CLEAR(self->ref); Py_CLEAR(self->row); Py_CLEAR(self->grad))
-OBJECT(hook, GradHook, Py_VISIT(self->quick); Py_VISIT(self->owner); Py_VISIT(self->spots),
-       Py_CLEAR(self->quick); Py_CLEAR(self->owner); Py_CLEAR(self->spots))
-OBJECT(quick, Quick, Py_VISIT(self->stack); Py_VISIT(self->calls); Py_VISIT(self->seen);
+OBJECT(hook, GradHook, Py_VISIT(self->native); Py_VISIT(self->owner); Py_VISIT(self->spots),
+       Py_CLEAR(self->native); Py_CLEAR(self->owner); Py_CLEAR(self->spots))
+OBJECT(native, Native, Py_VISIT(self->stack); Py_VISIT(self->calls); Py_VISIT(self->seen);
        Py_VISIT(self->acquire); Py_VISIT(self->release); Py_VISIT(self->tensor);
        Py_VISIT(self->root); Py_VISIT(self->backward); Py_VISIT(self->has_gradients);
        Py_VISIT(self->capsule), self->bound = self->live = self->hears_gradients = 0;
        Py_CLEAR(self->stack); Py_CLEAR(self->calls); Py_CLEAR(self->seen); Py_CLEAR(self->acquire);
        Py_CLEAR(self->release); Py_CLEAR(self->tensor); Py_CLEAR(self->root);
        Py_CLEAR(self->backward); Py_CLEAR(self->has_gradients); Py_CLEAR(self->capsule))
-OBJECT(lane, Lane, Py_VISIT(self->quick); Py_VISIT(self->owner); Py_VISIT(self->tap);
-       Py_VISIT(self->module); Py_VISIT(self->entries), Py_CLEAR(self->quick);
+OBJECT(lane, Lane, Py_VISIT(self->native); Py_VISIT(self->owner); Py_VISIT(self->tap);
+       Py_VISIT(self->module); Py_VISIT(self->entries), Py_CLEAR(self->native);
        Py_CLEAR(self->owner); Py_CLEAR(self->tap); Py_CLEAR(self->module); Py_CLEAR(self->entries))
 
-OBJECT(point, Point, Py_VISIT(self->quick);
-       for (Py_ssize_t i = 0; i < self->n; i++) Py_VISIT(self->places[i]), Py_CLEAR(self->quick);
+OBJECT(point, Point, Py_VISIT(self->native);
+       for (Py_ssize_t i = 0; i < self->n; i++) Py_VISIT(self->places[i]), Py_CLEAR(self->native);
        for (Py_ssize_t i = 0; i < MOST_PLACES; i++) Py_CLEAR(self->places[i]); self->n = 0)
 
 OBJECT(bunch, Bunch, for (Py_ssize_t i = 0; i < self->n; i++) Py_VISIT(self->points[i]),
@@ -410,14 +410,14 @@ static PyMemberDef hook_members[] = {
     FIXED(GradHook, T_OBJECT_EX, owner), FIXED(GradHook, T_OBJECT_EX, spots),
     FIXED(GradHook, T_BOOL, returned), END_OF_MEMBERS,
 };
-static PyMemberDef quick_members[] = {
-    MEMBER(Quick, T_BOOL, live), MEMBER(Quick, T_BOOL, alone),
-    MEMBER(Quick, T_BOOL, hears_gradients),
-    MEMBER(Quick, T_BOOL, bound), MEMBER(Quick, T_BOOL, waiting),
-    MEMBER(Quick, T_LONGLONG, spent_ns), END_OF_MEMBERS,
+static PyMemberDef native_members[] = {
+    MEMBER(Native, T_BOOL, live), MEMBER(Native, T_BOOL, alone),
+    MEMBER(Native, T_BOOL, hears_gradients),
+    MEMBER(Native, T_BOOL, bound), MEMBER(Native, T_BOOL, waiting),
+    MEMBER(Native, T_LONGLONG, spent_ns), END_OF_MEMBERS,
 };
-static PyMethodDef quick_methods[] = {
-    {"bind", quick_bind, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL},
+static PyMethodDef native_methods[] = {
+    {"bind", native_bind, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL},
 };
 static PyMethodDef lane_methods[] = {
     {"enter", lane_enter, METH_O, NULL}, FAST("leave", lane_leave), FAST("put", lane_put),
@@ -437,7 +437,7 @@ static PyMethodDef bunch_methods[] = {
         SLOT(Py_tp_traverse, name##_traverse), SLOT(Py_tp_clear, name##_clear),                      \
         SLOT(Py_tp_dealloc, name##_dealloc), SLOT(Py_tp_new, PyType_GenericNew), __VA_ARGS__,        \
         {0, NULL}};                                                                                  \
-    static PyType_Spec name##_spec = {"sonde.capture._quick." #Type, sizeof(Type), 0,                \
+    static PyType_Spec name##_spec = {"sonde.capture._native." #Type, sizeof(Type), 0,                \
                                       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, name##_slots}
 
 TYPE(row, Row, SLOT(Py_tp_init, row_init), SLOT(Py_tp_members, row_members));
@@ -447,8 +447,8 @@ TYPE(seen, Seen, SLOT(Py_tp_init, seen_init), SLOT(Py_tp_members, seen_members),
      SLOT(Py_tp_getset, seen_properties));
 TYPE(hook, GradHook, SLOT(Py_tp_init, hook_init), SLOT(Py_tp_call, hook_call),
      SLOT(Py_tp_members, hook_members));
-TYPE(quick, Quick, SLOT(Py_tp_init, quick_init), SLOT(Py_tp_members, quick_members),
-     SLOT(Py_tp_methods, quick_methods));
+TYPE(native, Native, SLOT(Py_tp_init, native_init), SLOT(Py_tp_members, native_members),
+     SLOT(Py_tp_methods, native_methods));
 TYPE(lane, Lane, SLOT(Py_tp_init, lane_init), SLOT(Py_tp_methods, lane_methods));
 
 TYPE(point, Point, SLOT(Py_tp_init, point_init), SLOT(Py_tp_methods, point_methods));
@@ -488,7 +488,7 @@ static int begin(PyObject *module)
                add_type(module, &place_spec, &place_type) &&
                add_type(module, &seen_spec, &seen_type) &&
                add_type(module, &hook_spec, &hook_type) &&
-               add_type(module, &quick_spec, &quick_type) &&
+               add_type(module, &native_spec, &native_type) &&
                add_type(module, &lane_spec, &lane_type) &&
                add_type(module, &point_spec, &point_type) &&
                add_type(module, &bunch_spec, &bunch_type) &&
@@ -512,10 +512,10 @@ static PyModuleDef_Slot slots[] = {
 };
 
 static PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "sonde.capture._quick", NULL, 0, methods, slots, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT, "sonde.capture._native", NULL, 0, methods, slots, NULL, NULL, NULL,
 };
 
-PyMODINIT_FUNC PyInit__quick(void)
+PyMODINIT_FUNC PyInit__native(void)
 {
     return PyModuleDef_Init(&module);
 }

@@ -1,5 +1,5 @@
 /* Tensors read into rows. Nothing is noted before a tensor was read. */
-#include "quick.h"
+#include "native.h"
 
 #include <stdlib.h>
 
@@ -56,9 +56,9 @@ int find(const Exchange *exchange, PyObject *x, View *view)
 
 /* Whether the values of the object can be read as they lie; if so, where. Some tensors stand for the
    negative of what lies there. */
-int look(const Quick *quick, PyObject *x, View *view)
+int look(const Native *native, PyObject *x, View *view)
 {
-    if ((PyObject *)Py_TYPE(x) != quick->tensor || !find(quick->exchange, x, view))
+    if ((PyObject *)Py_TYPE(x) != native->tensor || !find(native->exchange, x, view))
         return 0;
     PyObject *negative = PyObject_CallMethodObjArgs(x, n_is_neg, NULL);
     if (negative != Py_False) {
@@ -78,18 +78,18 @@ static int suits(const Place *place, const View *view)
 }
 
 /* Whether we know how to read it now: on which stream, if it is on a CUDA device. */
-static int can_read(const Quick *quick, const Book *book, View *view)
+static int can_read(const Native *native, const Book *book, View *view)
 {
     if (book->device_type == ON_HOST)
         return 1;
     void *context = NULL;
     return book->functions[view->format] && !book->current(&context) && context == book->context &&
-           !quick->exchange->stream(ON_CUDA, book->device, &view->stream);
+           !native->exchange->stream(ON_CUDA, book->device, &view->stream);
 }
 
-int is_for(const Quick *quick, const Place *place, View *view)
+int is_for(const Native *native, const Place *place, View *view)
 {
-    return suits(place, view) && can_read(quick, place->book, view);
+    return suits(place, view) && can_read(native, place->book, view);
 }
 
 /* Whether that many rows more can be had in this window. */
@@ -229,9 +229,9 @@ static void enter_all(Place *const *places, Py_ssize_t n)
 }
 
 /* A tensor at several places: it is read once, all point to the row that holds it. */
-int add_at(const Quick *quick, Place *const *places, Py_ssize_t n, View *view)
+int add_at(const Native *native, Place *const *places, Py_ssize_t n, View *view)
 {
-    if (!can_add_at(places, n, view) || !can_read(quick, places[0]->book, view) ||
+    if (!can_add_at(places, n, view) || !can_read(native, places[0]->book, view) ||
         !make_room(places[0]->book, n) || add(places[0], view) != HANDLED)
         return NOT_HANDLED;
     enter_all(places, n);
@@ -271,7 +271,7 @@ static int launch_several(Book *book, Point *const *points, int n, const View *v
 }
 
 /* Several tensors, each at the places of a point, and in a row of its own. */
-int add_together(const Quick *quick, Point *const *points, Py_ssize_t n, View *views)
+int add_together(const Native *native, Point *const *points, Py_ssize_t n, View *views)
 {
     Book *book = points[0]->places[0]->book;
     Py_ssize_t entries = 0;
@@ -283,7 +283,7 @@ int add_together(const Quick *quick, Point *const *points, Py_ssize_t n, View *v
         entries += points[i]->n;
         new_rows += is_new(points[i]->places[0]);
     }
-    if (!has_rows(book, new_rows) || !can_read(quick, book, &views[0]) || !make_room(book, entries))
+    if (!has_rows(book, new_rows) || !can_read(native, book, &views[0]) || !make_room(book, entries))
         return NOT_HANDLED;
     if (book->device_type != ON_HOST &&
         (!book->several || launch_several(book, points, (int)n, views) != HANDLED))

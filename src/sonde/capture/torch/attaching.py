@@ -9,7 +9,7 @@ from torch import Tensor
 from sonde.capture.torch.passes import current_backward, is_being_traced
 
 if TYPE_CHECKING:
-    from sonde.capture.torch.session import Capture
+    from sonde.capture.torch.capture import Capture
 
 
 def attach(capture: Capture, x: Tensor, name: str) -> None:

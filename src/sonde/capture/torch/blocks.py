@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sonde.capture.torch.session import Capture
+from sonde.capture.torch.capture import Capture
 
 
 @contextmanager

@@ -12,15 +12,15 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from sonde.capture.quick import MOST_PLACES, GradHook, Point, Row, Seen
-from sonde.capture.rows import QUICK_PHASE, Spot
+from sonde.capture.native import MOST_PLACES, GradHook, Point, Row, Seen
 from sonde.capture.torch.hooks import MAX_SLOTS, hook_gradient
-from sonde.capture.torch.observing import Observer
+from sonde.capture.torch.metrics.observer import Observer
 from sonde.capture.torch.passes import Held, Leaves, Pass
-from sonde.capture.torch.recorder import Recorder
-from sonde.capture.torch.slices import Slices
+from sonde.capture.torch.rows.recorder import Recorder
+from sonde.capture.torch.rows.strided import Slices
 from sonde.capture.torch.tap import Key, Owner, Tap
 from sonde.capture.torch.troubles import Troubles
+from sonde.capture.window import NATIVE_PHASE, Spot
 from sonde.record import Kind
 
 
@@ -93,19 +93,19 @@ class Collector:
             ]
         row = self._tangent.row_of(x) if key.returned and key.is_gradient else None
         row = self._add(spots, x, row)
-        if key.point is None and not key.returned and at.phase == QUICK_PHASE:
+        if key.point is None and not key.returned and at.phase == NATIVE_PHASE:
             self._pave(key, spots)
         if key.returned and at.stack and not key.is_gradient:  # whose end is going to be seen
             at.returned.put(x, row)
-            if self._owner.quick is not None:
-                self._owner.quick.waiting = True
+            if self._owner.native is not None:
+                self._owner.native.waiting = True
 
     def _pave(self, key: Key, spots: Sequence[Spot]) -> None:
-        """Have the quick path for a tap in compiled code from now on, if it can be."""
-        quick = self._owner.quick
+        """Have the native path for a tap in compiled code from now on, if it can be."""
+        native = self._owner.native
         places = tuple(spot.place for spot in spots if spot.place is not None)
-        if quick is not None and 0 < len(places) <= MOST_PLACES and len(places) == len(spots):
-            key.point = Point(quick, places, key.is_gradient)
+        if native is not None and 0 < len(places) <= MOST_PLACES and len(places) == len(spots):
+            key.point = Point(native, places, key.is_gradient)
 
     def heads(
         self, tap: Tap, at: Pass, call: int, slots: tuple[tuple[str, int], ...], slices: Slices

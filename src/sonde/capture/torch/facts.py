@@ -8,7 +8,7 @@ from weakref import ref
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from sonde.capture.torch.naming import Structure
+from sonde.capture.torch.names import Structure
 from sonde.record import PARAMETER_KINDS, Site
 
 

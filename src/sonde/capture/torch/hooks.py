@@ -20,8 +20,8 @@ from torch.utils.hooks import RemovableHandle
 from sonde._errors import SondeError
 from sonde.capture.active import attach
 from sonde.capture.leaves import leaves
-from sonde.capture.quick import GradHook, use_number
-from sonde.capture.torch import compiled
+from sonde.capture.native import GradHook, use_number
+from sonde.capture.torch.compile import hooks
 from sonde.capture.torch.tap import Tap
 
 MAX_SLOTS: Final = 64
@@ -104,8 +104,8 @@ class Enter(_Hook):
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         tap = self.tap
         if is_compiling():
-            if not compiled.is_exporting():
-                compiled.enter(tap, inputs(args, kwargs, MAX_SLOTS))
+            if not hooks.is_exporting():
+                hooks.enter(tap, inputs(args, kwargs, MAX_SLOTS))
             return
         lane = tap.lane
         if (lane is None or not lane.enter(module)) and not tap.owner.asleep:
@@ -131,8 +131,8 @@ class Leave(_Hook):
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         tap = self.tap
         if is_compiling():
-            if not compiled.is_exporting():
-                compiled.leave(tap, leaves(output, Tensor, MAX_SLOTS))
+            if not hooks.is_exporting():
+                hooks.leave(tap, leaves(output, Tensor, MAX_SLOTS))
             return
         lane = tap.lane
         call = -1 if lane is None else lane.leave(module, output)
@@ -156,7 +156,7 @@ def hook_gradient(x: Tensor, hook: GradHook) -> None:
         x.register_hook(hook)
 
 
-compiled.stay_out_of(Enter.__call__.__code__)
-compiled.stay_out_of(EnterRoot.__call__.__code__)
-compiled.stay_out_of(Leave.__call__.__code__)
-compiled.stay_out_of(attach.__code__)
+hooks.stay_out_of(Enter.__call__.__code__)
+hooks.stay_out_of(EnterRoot.__call__.__code__)
+hooks.stay_out_of(Leave.__call__.__code__)
+hooks.stay_out_of(attach.__code__)

@@ -7,9 +7,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from sonde.capture.rows import Spot
-from sonde.capture.torch.naming import Named
-from sonde.capture.torch.session import Capture
+from sonde.capture.torch.capture import Capture
+from sonde.capture.torch.names import Named
+from sonde.capture.window import Spot
 
 FINAL_PHASE: Final = "final"
 

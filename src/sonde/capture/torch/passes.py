@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.fx import _symbolic_trace
 
+from sonde.capture.native import AVAILABLE, GradHook, Native, Row, Seen
 from sonde.capture.phases import Phases
-from sonde.capture.quick import AVAILABLE, GradHook, Quick, Row, Seen
-from sonde.capture.rows import QUICK_PHASE, Spot
-from sonde.capture.torch.tables import EXCHANGE
+from sonde.capture.torch.rows.host import EXCHANGE
 from sonde.capture.torch.tap import Owner, Tap
+from sonde.capture.window import NATIVE_PHASE, Spot
 from sonde.record import Kind
 
 current_backward: Final = torch._C._current_graph_task_id
@@ -51,12 +51,12 @@ class Looks(Protocol):
     follows_calls: bool
 
 
-def quick_path(lock: Any, root: ref[nn.Module]) -> Quick | None:
-    """The quick path for a capture of a model, with its lock; None where there is none."""
+def native_path(lock: Any, root: ref[nn.Module]) -> Native | None:
+    """The native path for a capture of a model, with its lock; None where there is none."""
     if not AVAILABLE or EXCHANGE is None:
         return None
     try:
-        return Quick(lock, root, Tensor, EXCHANGE, current_backward, torch.is_grad_enabled)
+        return Native(lock, root, Tensor, EXCHANGE, current_backward, torch.is_grad_enabled)
     except ValueError:  # not the exchange that we know
         return None
 
@@ -161,25 +161,25 @@ class Pass:
         return seen
 
 
-def bind(quick: Quick | None, at: Pass) -> None:
-    """The pass begins in this thread: let what it calls take the quick path, if it may."""
-    if quick is not None:
-        quick.bound = False
-        if at.phase == QUICK_PHASE:
-            quick.bind(at.stack, at.calls, at.seen)
+def bind(native: Native | None, at: Pass) -> None:
+    """The pass begins in this thread: let what it calls take the native path, if it may."""
+    if native is not None:
+        native.bound = False
+        if at.phase == NATIVE_PHASE:
+            native.bind(at.stack, at.calls, at.seen)
 
 
 def settle(
-    quick: Quick | None, observer: Looks | None, is_live: bool, phases: Collection[str]
+    native: Native | None, observer: Looks | None, is_live: bool, phases: Collection[str]
 ) -> None:
-    """Say who takes the quick path while something is recorded: all, unless somebody else wants to
+    """Say who takes the native path while something is recorded: all, unless somebody else wants to
     know the calls of modules, or what compiled code shows, or gradients."""
-    if quick is not None:
-        quick.alone = observer is None
+    if native is not None:
+        native.alone = observer is None
         is_easy = observer is None or not observer.follows_calls
-        quick.live = is_live and is_easy and QUICK_PHASE in phases
+        native.live = is_live and is_easy and NATIVE_PHASE in phases
         others = frozenset() if observer is None else observer.kinds & _GRADIENTS
-        quick.hears_gradients = is_live and not others
+        native.hears_gradients = is_live and not others
 
 
 def pop(stack: list[tuple[Tap, int]], tap: Tap) -> int:

@@ -1,496 +1,368 @@
-"""Capture of a PyTorch model: from what its hooks see to sketches of steps.
-
-One `Capture` watches one model and the optimizers that train it. Forward hooks see inputs and
-outputs, tensor hooks their gradients, optimizer hooks the parameters, their gradients, what the
-optimizer changed, and its state. The state machine is small:
-
-- A *pass* is one outermost call of the model, or of a part of it that is called by itself. Calls of
-  a module are numbered within a pass. The mode of the model says which phase a pass belongs to.
-- A *step* is one optimizer update. All passes since the last one belong to it.
-- `asleep` is what the hooks check first: true when the coming step is not recorded.
-
-The gradient of a tensor is that of the loss with respect to it, over all its uses, as
-`retain_grad()` would give it; each time that it is computed counts.
-
-No exception of ours leaves a hook: it is reported once, counted, and that spot is switched off.
-"""
+"""A session: one watched PyTorch model with its optimizers, from `watch` to `close`."""
 
 from __future__ import annotations
 
-import threading
-import time
-from _thread import get_ident
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
-from weakref import ref
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from numbers import Integral
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import ParametrizationList
+from torch.optim import Optimizer
 
-from sonde.capture.drain import Drain
-from sonde.capture.leaves import leaves
-from sonde.capture.phases import Phases, is_training
-from sonde.capture.plan import Plan, Schedule, schedule_of
-from sonde.capture.rows import QUICK_PHASE, Spot
-from sonde.capture.torch import compiled, graphing, naming
-from sonde.capture.torch.attaching import attach
-from sonde.capture.torch.collector import Collector
-from sonde.capture.torch.graphs import Graphs
-from sonde.capture.torch.hooks import MAX_SLOTS, inputs
-from sonde.capture.torch.observing import Observer
-from sonde.capture.torch.passes import (
-    Checkpoints,
-    Pass,
-    bind,
-    current_backward,
-    is_being_traced,
-    is_inside_call_of,
-    is_replica,
-    phase_of,
-    pop,
-    quick_path,
-    settle,
-)
-from sonde.capture.torch.recorder import Recorder, Tables
-from sonde.capture.torch.silence import Silence
-from sonde.capture.torch.tables import table_for
-from sonde.capture.torch.tap import Key, Onlooker, Tap, new_sign
-from sonde.capture.torch.taps import MODULE_KINDS, Taps
-from sonde.capture.torch.troubles import Troubles
+from sonde._errors import SondeError
+from sonde.capture import active
+from sonde.capture.budget import Budget
+from sonde.capture.drain import Drain, Numbers
+from sonde.capture.latest import Latest, check_stats
+from sonde.capture.norms import Norms
+from sonde.capture.plan import Plan, Schedule, kinds_of, selector_of
+from sonde.capture.repeats import Repeats, check_reduce
+from sonde.capture.torch import blocks, names, patches
+from sonde.capture.torch.capture import Capture
+from sonde.capture.torch.cuda import copies
+from sonde.capture.torch.facts import Facts
+from sonde.capture.torch.metrics import register
+from sonde.capture.torch.metrics.observer import Observer
+from sonde.capture.torch.mistakes import concerns
+from sonde.capture.torch.optim.hyperparameters import Hyperparameters
+from sonde.capture.torch.optim.optimizers import Optimizers
+from sonde.capture.torch.outside import Outside
+from sonde.record import Sink
+
+__all__ = ["Session", "check", "updates_of"]
+
+_WAIT_S: Final = 10.0
 
 
-class Capture:
-    """Watches a model; hands what it sees to a drain."""
+def check(model: object, optimizer: object, plan: Plan) -> list[Optimizer]:
+    """The optimizers as a list, or an error about what cannot be watched. Changes nothing."""
+    if not isinstance(model, nn.Module):
+        raise SondeError(f"`model` must be a torch.nn.Module, got {_described(model)}.")
+    several = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
+    optimizers = [_optimizer(o) for o in several if o is not None]
+    if not _selects_any(model, plan):
+        paths = [path for path, _ in names.modules(model) if path]
+        raise SondeError(
+            f"`include` and `exclude` leave no module and no parameter of {type(model).__name__}. "
+            f"Its paths look like: {', '.join(paths[:5]) or '(only the root)'}. "
+            f"Patterns are globs; a regular expression is written `re:...`."
+        )
+    return optimizers
+
+
+class Session:
+    """A model being watched, with its optimizers. `close` leaves nothing on either."""
 
     def __init__(
         self,
         model: nn.Module,
+        optimizers: Sequence[Optimizer],
         plan: Plan,
         schedule: Schedule,
         drain: Drain,
         *,
-        step: int = 0,
-        tables: Tables = table_for,
+        step: int,
     ) -> None:
-        self.sign = new_sign()
-        self.plan = plan
-        self.drain = drain
-        self.lock = threading.RLock()
-        self._root = ref(naming.unwrapped(model))
-        self.quick = quick_path(self.lock, self._root)
-        self.troubles = Troubles(drain, strict=plan.strict)
-        self.silence = Silence(self._root, self.troubles)
-        self.phases = Phases(plan.phases, step, self.troubles.skip, self.troubles.failed)
-        self.recorder = Recorder(drain, self.troubles, tables, self._step_of)
-        self.collector = Collector(self, self.recorder, self.troubles)
-        self.structure: naming.Structure = naming.Structure(model)
-        self.taps = Taps(self, self.structure, self.troubles)
-        self.begun: Callable[[], None] = lambda: None
-        self.kinds = plan.kinds
-        self.observer: Observer | None = None
-        self.onlooker: Onlooker | None = None
-        self.asleep = self.is_closed = self._is_bare = False
-        self.scanned_step = -1
-        self.spent_ns = self.dropped_steps = self.recorded_steps = 0
-        self._first_step = step
-        self._model = ref(model)
-        self._schedule = schedule
-        self.always = schedule == schedule_of(1)
-        self._may_rest = True
-        self._paused = 0
-        self.passes_begun = 0
-        self._phase = "train"
-        self._passes: dict[int, Pass] = {}
-        self._checkpoints = Checkpoints()
-        self.graphs = Graphs(self)
-        self._graph = graphing.taker(model, drain, self.troubles, plan.max_calls)
-        self._begin()
-        self.taps.start(self.root)
-
-    # -- what the owner asks for ---------------------------------------------------------------
-
-    @property
-    def model(self) -> nn.Module | None:
-        return self._model()
-
-    @property
-    def root(self) -> nn.Module | None:
-        """The model without wrappers."""
-        return self._root()
-
-    @property
-    def recording(self) -> bool:
-        """Whether the current step is recorded, now."""
-        return self.recorder.capturing is not None or (self._recording and not self._paused)
-
-    @property
-    def step(self) -> int:
-        """The step under way, or the next one."""
-        return self.phases.step
-
-    @property
-    def _recording(self) -> bool:
-        return self.phases.records_training
-
-    @property
-    def _forced(self) -> str | None:
-        return self.phases.forced
-
-    def reschedule(self, schedule: Schedule) -> None:
-        """Use another schedule: at once between steps, else from the next step on."""
-        with self.lock:
-            self._schedule = schedule
-            self.always = schedule == schedule_of(1)
-            if self.phases.is_between:
-                self._begin()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Record nothing inside."""
-        self._paused += 1
-        self._settle()
+        self.capture = Capture(model, plan, schedule, drain, step=step)
+        self.capture.recorder.facts = Facts(self.capture.structure)
+        self.observer = Observer(self.capture)
+        self.has_optimizer = self.capture.silence.has_optimizer = bool(optimizers)
+        self._concerns = list(concerns(model, optimizers))
+        self.latest = Latest()
+        self._outside = Outside(self.capture)
+        self._repeats = Repeats()
         try:
-            yield
-        finally:
-            self._paused -= 1
-            self._settle()
+            self._optimizers = Optimizers(self.capture, optimizers)
+        except BaseException:
+            self.capture.close()
+            raise
+        self._hyperparameters: Hyperparameters | None = None
+        if plan.hyperparameters:
+            found = Hyperparameters(self.capture, optimizers, self.observer.remember)
+            self._hyperparameters = found
+            drain.norms = Norms(found.taken)
+            patches.listen(found)
+        if not optimizers:
+            self.capture.begun = self._optimizers.begin_by_hand
+        patches.listen(self._optimizers)
+        active.add(self.capture, self.observer)
+
+    @property
+    def kernel(self) -> str:
+        """Which dialect sketches tensors on the model's device."""
+        model = self.capture.model
+        first = next(iter(model.parameters()), None) if model is not None else None
+        device = first.device if first is not None else torch.device("cpu")
+        return self.capture.recorder.table_on(device).kernel
+
+    @property
+    def sinks(self) -> list[Sink]:
+        """What compares records of frozen parameters, and what keeps the latest record."""
+        return [self._optimizers.frozen, self.latest]
+
+    @property
+    def spent_s(self) -> float:
+        """What recording has cost so far: on the host, or on the device if that is more."""
+        meter = self._optimizers.meter
+        return max(self.capture.spent_ns / 1e9, 0.0 if meter is None else meter.added_s)
+
+    @property
+    def device_cost(self) -> dict[str, float] | None:
+        """How long recorded and other steps take on the device, where that is known."""
+        meter = self._optimizers.meter
+        cost = None if meter is None else meter.cost
+        return None if cost is None else cost._asdict()
+
+    def costs(self, wall_s: float, budget: Budget | None) -> dict[str, Any]:
+        """What recording has cost in that time, for `run.info`."""
+        capture = self.capture
+        hooks_s = capture.spent_ns / 1e9
+        share = hooks_s / max(wall_s, 1e-9)
+        overhead: dict[str, Any] = {"hooks_s": hooks_s, "wall_s": wall_s, "share": share}
+        if (device_cost := self.device_cost) is not None:
+            overhead["device"] = device_cost
+        if budget is not None:
+            overhead["budget"] = budget.share
+            overhead["left_out_steps"] = budget.left_out
+        return {
+            "overhead": overhead,
+            "memory": capture.recorder.memory,
+            "recorded_steps": capture.recorded_steps,
+            "dropped_steps": capture.dropped_steps,
+            "step": capture.step,
+        }
+
+    def tell_concerns(self, others: Sequence[str], *, is_guess: bool) -> None:
+        """Warn of what is suspicious about what is watched. Given are the runs of the same model
+        that are still being recorded, and whether the step is a guess."""
+        if is_guess:  # which a checkpoint may correct before the first pass
+            self.capture.silence.guess = self.capture.step
+        for code, text in self._concerns:
+            self.capture.troubles.concern(code, text)
+        for run in others:
+            self.capture.troubles.concern(
+                "watched_twice",
+                f"The model is already watched, for the run {run!r}, and both are recorded now. "
+                "Close a watch before the next one: watch.close(), or `with sonde.watch(...)`.",
+            )
+
+    def watches(self, model: object) -> bool:
+        """Whether this is the model, with or without a wrapper around it."""
+        if not isinstance(model, nn.Module):
+            return False
+        return names.unwrapped(model) is self.capture.root
+
+    def log(
+        self,
+        values: dict[str, Any],
+        *,
+        step: int | None,
+        reduce: str,
+        refuse: Callable[[str], None],
+    ) -> None:
+        """Numbers of a step. Tensors are not waited for; what is no number is refused."""
+        try:
+            check_reduce(reduce)
+        except SondeError as error:
+            refuse(f"Numbers were not logged: {error}")
+            return
+        if step is not None and not _is_step(step):
+            kind = type(step).__name__
+            refuse(f"Numbers were not logged: `step` must be an int of 0 or more, got {kind}.")
+            return
+        numbers: dict[str, float | Callable[[], float]] = {}
+        for name, value in values.items():
+            try:
+                if not isinstance(name, str):
+                    raise TypeError(f"a name must be a str, got {type(name).__name__}")
+                numbers[name] = _number(value)
+            except Exception as error:
+                self.capture.troubles.pass_on(error)
+                refuse(f"`{name}` was not logged: {error}")
+        if numbers:
+            label = self.capture.phases.label if step is None else int(step)
+            if self._hyperparameters is not None:
+                self._hyperparameters.taken.update(numbers)
+            phase = self.capture._forced or "train"
+            for name, number in numbers.items():
+                when = (label, phase)
+                numbers[name] = self._repeats.put(name, number, when=when, reduce=reduce)
+                self.observer.remember(label, name, numbers[name])
+            where: list[str | None] = [None] * len(numbers)
+            self.capture.drain.put(
+                Numbers(label, phase, list(numbers), where, list(numbers.values()))
+            )
+
+    def metrics(
+        self,
+        step: int | None,
+        *,
+        stats: str | Sequence[str] | None,
+        kinds: str | Iterable[str] | None,
+        include: object,
+        prefix: str,
+    ) -> dict[str, float]:
+        """Numbers of a step, and statistics of the last recorded one if asked for."""
+        asked = check_stats(stats)
+        wanted = None if kinds is None else kinds_of(kinds)
+        chosen = selector_of(include, "include")
+        self.capture.drain.wait(_WAIT_S)
+        latest = self.latest
+        if step is None and asked and latest.step is not None:
+            step = latest.step
+        at = self.observer.last_step if step is None else step
+        found = self.observer.numbers_of(at, chosen)
+        found |= {name: v for name, v in latest.norms(at).items() if name not in found}
+        if asked and at == latest.step:
+            found |= latest.statistics(
+                asked,
+                lambda site: (
+                    (wanted is None or site.kind in wanted)
+                    and (chosen is None or chosen(site.module, None) or chosen(site.path, None))
+                ),
+            )
+        return {f"{prefix}/{key}": v for key, v in found.items()} if prefix else found
+
+    def renumber(self, step: object, refuse: Callable[[str], None]) -> None:
+        """Give the next step this number, if it can have it."""
+        capture = self.capture
+        with capture.lock:
+            ended, phases = capture.phases.ended, capture.phases
+            least = 0 if ended is None else ended + 1
+            if not _is_step(step) or int(step) < least:  # type: ignore[call-overload]  # it is Integral
+                refuse(
+                    f"`current_step` must be an int of {least} or more, got {step!r}. "
+                    f"The step is still {phases.step}."
+                )
+            elif not phases.is_between:
+                refuse(
+                    f"`current_step` can only be set between steps. Step {phases.step} has begun "
+                    "and keeps its number."
+                )
+            else:
+                phases.renumber(int(step))  # type: ignore[call-overload]  # it is Integral
+                capture.troubles.step = phases.step
+                capture._begin()
+
+    def record(self, name: object, x: object, refuse: Callable[[str], None]) -> None:
+        """Sketch a tensor that belongs to no module, in the current step."""
+        if not isinstance(name, str) or not name:
+            refuse(f"A tensor was not recorded: its name must be a str, got {name!r}.")
+        elif not isinstance(x, Tensor):
+            refuse(f"`{name}` was not recorded: it must be a tensor, got {type(x).__name__}.")
+        else:
+            self._outside.record(name, x)
+
+    def set_reference(self, model: object, *, device: Any = None, run: bool = True) -> None:
+        """Compare with this model from now on."""
+        register.set_reference(self.observer, model, device=device, run=run)
+
+    def phase(self, name: str, step: int | None) -> AbstractContextManager[None]:
+        """Record the passes inside under this phase."""
+        return blocks.in_phase(self.capture, name, step)
+
+    def branch(self, name: str) -> AbstractContextManager[None]:
+        """Record the training passes inside under this branch of training."""
+        return blocks.in_branch(self.capture, name)
+
+    def go_to(self, step: int) -> int:
+        """Go on at this step. Returns the step at which it would have gone on."""
+        before = self.capture.step
+        self.capture.go_to(step)
+        return before
+
+    def end_by_hand(self) -> None:
+        """`watch.step()`: the step ends now."""
+        self._optimizers.end_by_hand()
 
     def close(self) -> None:
-        """Hand over what is left and take every hook off."""
-        with self.lock:
-            if self._is_bare:
-                return
-            self.is_closed = True
-            self._settle()
-            self.silence.close()
-            self.graphs.close()
-            self.taps.remove()
-            self.collector.close()
-            if self.observer is not None:
-                self.observer.end_step()
-            self.recorder.hand_over(self._step_of)
-            self.recorder.end_phases()
-            self.recorder.close()
-            self._graph.close(step=self.step)
-            self._is_bare = True  # last: who is interrupted before it closes again
-            self.troubles.tell_the_rest()
-
-    def observe(self, observer: Observer) -> None:
-        """Tell the observer of what is met from now on; it may want kinds that nobody sketches."""
-        with self.lock:
-            self.observer = self.collector.observer = observer
-            self.onlooker = observer if "output" in observer.kinds else None
-            self.kinds = self.plan.kinds | observer.kinds
-            self._settle()
-            self.taps.widen(self.root, follows=observer.follows_calls)
-
-    def forked(self) -> None:
-        """Be silent for ever: the process is a fork of the one that records."""
-        self.is_closed = self._is_bare = True
-        self._settle()
-
-    # -- what hooks report ---------------------------------------------------------------------
-
-    def enter(self, tap: Tap, module: nn.Module, args: Any, kwargs: Any) -> None:
-        began = time.perf_counter_ns()
         try:
-            with self.lock:
-                self._enter(tap, module, args, kwargs)
-        except Exception as error:
-            self._tap_failed(tap, error)
+            if self.capture.plan.final_parameters:
+                self._outside.record_final()
         finally:
-            self.spent_ns += time.perf_counter_ns() - began
+            self._close()
 
-    def leave(self, tap: Tap, module: nn.Module, output: Any) -> None:
-        began = time.perf_counter_ns()
-        try:
-            with self.lock:
-                self._leave(tap, module, output)
-        except Exception as error:
-            self._tap_failed(tap, error)
-        finally:
-            self.spent_ns += time.perf_counter_ns() - began
+    def _close(self) -> None:
+        active.discard(self.capture, self.observer)
+        patches.forget(self._optimizers)
+        self._optimizers.close()
+        if self._hyperparameters is not None:
+            patches.forget(self._hyperparameters)
+            self._hyperparameters.close()
+        self.capture.close()
+        self.observer.close()
 
-    def gradient(self, spots: list[Spot], grad: Tensor, returned: bool) -> None:
-        if not self._wants(spots[0].phase):
-            return
-        began = time.perf_counter_ns()
-        try:
-            with self.lock:
-                if self.observer is None and len(spots) == 1 and not returned:
-                    self.recorder.add(spots[0], grad)
-                else:
-                    self.collector.gradient(spots, grad, returned)
-        except Exception as error:
-            self.troubles.failed(spots[0].site.name, error)
-        finally:
-            self.spent_ns += time.perf_counter_ns() - began
 
-    def traced(self) -> None:
-        self._may_rest = False
-        self.taps.share()
-        self._wake()
+def updates_of(optimizers: Sequence[Optimizer]) -> int | None:
+    """How many updates the optimizer that ends steps has made, if it counts them, as Adam does."""
+    if not optimizers:
+        return None
+    counted = [
+        int(state["step"])
+        for state in optimizers[-1].state.values()
+        if isinstance(state, dict) and isinstance(state.get("step"), Tensor | int | float)
+    ]
+    return max(counted, default=None)
 
-    def hears(self) -> bool:
-        """Compiled code runs: whether what its taps see now is recorded."""
-        try:
-            with self.lock:
-                if self.asleep or current_backward() != -1:
-                    return not self.asleep
-                return self._in_compiled_pass(self._pass())
-        except Exception as error:
-            self.troubles.failed("compiled code", error)
-            return False
 
-    def compiled(self, key: Key, x: Tensor) -> None:
-        """A tap in compiled code ran: what an eager hook does. Which tensors are the same was found
-        out when it was compiled: generated code writes into buffers without any trace of it. A part
-        of the model that is computed again in backward counts once."""
-        self._may_rest = False
-        began = time.perf_counter_ns()
-        try:
-            with self.lock:
-                at = self._pass()
-                if key.is_gradient:
-                    wanted = self.recording or self._forced is not None
-                else:
-                    wanted = current_backward() == -1 and self._in_compiled_pass(at)
-                if wanted:
-                    self._graph.compiled(step=self.step)
-                    self.collector.compiled(key, at, x)
-        except Exception as error:
-            for tap, _ in key.places():
-                self._tap_failed(tap, error)
-        finally:
-            self.spent_ns += time.perf_counter_ns() - began
+def _selects_any(model: nn.Module, plan: Plan) -> bool:
+    try:
+        return any(plan.wants(path, module) for path, module in names.modules(model)) or any(
+            plan.wants_parameter(path, f"{path}.{name}" if path else name, module)
+            for path, name, module, _ in names.parameters(model)
+        )
+    except Exception as error:
+        raise SondeError(
+            f"`include` or `exclude` raised {error!r}. A function there takes a path and a module."
+        ) from error
 
-    def attach(self, x: Any, name: str) -> None:
-        """A tensor was given a name inside of the forward of a watched module."""
-        if torch.compiler.is_compiling():
-            if isinstance(x, Tensor) and not compiled.is_exporting():
-                compiled.attach(self, x, name)
-            return
-        if not self.asleep and isinstance(x, Tensor):
-            attach(self, x, name)
 
-    # -- steps ---------------------------------------------------------------------------------
+def _optimizer(given: Any) -> Optimizer:
+    """The optimizer that runs the hooks: this one, or what a wrapper keeps as `.optimizer`."""
+    inner = None if isinstance(given, type) else getattr(given, "optimizer", None)
+    own, inners = _hooks_of(given), _hooks_of(inner)
+    # Accelerate's wrapper has no hooks; that of Fabric shows those of the optimizer in it.
+    if isinstance(given, Optimizer) and own is not None and own is not inners:
+        return given
+    if inner is not None and inner is not given:
+        return _optimizer(inner)
+    if isinstance(given, Optimizer):
+        raise SondeError(
+            f"The optimizer {_described(given)} has no hooks: it never called "
+            "`torch.optim.Optimizer.__init__`. Pass the optimizer that it uses."
+        )
+    raise SondeError(
+        f"`optimizer` must be a torch.optim.Optimizer or a list of them, got {_described(given)}."
+    )
 
-    def end_step(self) -> None:
-        """The step is over: hand its rows to the drain and decide about the next one."""
-        with self.lock:
-            if self.is_closed:
-                return
-            if self.recorder.capturing is not None:
-                self.recorder.capturing.ends_step = True
-                return
-            if self.observer is not None:
-                self.observer.end_step()
-            self.recorder.hand_over(self._step_of)
-            if self._recording:
-                if not self.passes_begun and self.plan.kinds & MODULE_KINDS and not self._paused:
-                    self.troubles.unseen()  # what was compiled before we came calls no hooks
-                self.recorded_steps += 1
-                self.silence.end_step()
-                if not self.recorder.end("train", self.step):
-                    self.dropped_steps += 1
-                    self.troubles.tell("dropped", "the drain could not keep up", level="warning")
-            self.recorder.end_phases()
-            self.phases.end_step()
-            self.silence.stepped()
-            self.troubles.step = self.step
-            self._passes = {i: p for i, p in self._passes.items() if p.stack and i != get_ident()}
-            self._checkpoints.clear()
-            self.collector.clear()
-            if self.quick is not None:
-                self.quick.bound = False
-                self.spent_ns, self.quick.spent_ns = self.spent_ns + self.quick.spent_ns, 0
-            self._begin()
 
-    def go_to(self, step: int) -> None:
-        """The next step is this one: a checkpoint was loaded."""
-        with self.lock:
-            self.recorder.hand_over(self._step_of)
-            self.recorder.end_phases()
-            self.phases.go_to(step)
-            self.troubles.step = step
-            self.silence.guess = None
-            self.collector.clear()
-            self._begin()
+def _hooks_of(optimizer: Any) -> object:
+    return getattr(optimizer, "_optimizer_step_pre_hooks", None)
 
-    # -- passes --------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        self.phases.is_due = False
-        try:
-            self.phases.is_due = bool(self._schedule(self.step))
-        except Exception as error:
-            self.troubles.failed("every", error)
-        self._settle()
-        if self._recording:
-            self._wake()
-        elif self._may_rest and self._forced is None and self.passes_begun > 1:
-            self.taps.rest()
+def _described(given: object) -> str:
+    return f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
 
-    def _settle(self) -> None:
-        """Work out whether hooks have anything to do before the next step ends."""
-        idle = not self.recording and self._forced is None
-        is_paused = self._paused > 0 and self.recorder.capturing is None
-        self.asleep = self.is_closed or is_paused or (idle and not self.phases.is_between)
-        is_usual = self.recorder.capturing is None and self._forced is None
-        is_live = is_usual and self.recording and not self.asleep
-        settle(self.quick, self.observer, is_live, self.plan.phases)
 
-    def _wake(self) -> None:
-        """Have all hooks in place: what comes is to be recorded, or compiled."""
-        if self.taps.wake():
-            self._may_rest = False
-            self.troubles.tell("recompiled", "code compiled while nothing was recorded, again")
+def _is_step(given: object) -> bool:
+    """Whether it is a number of a step. (A tensor may have to come from a device.)"""
+    is_whole = isinstance(given, Integral) and not isinstance(given, bool)
+    return is_whole and 0 <= int(given) < 2**63  # type: ignore[call-overload]  # it is Integral
 
-    def _end_outside(self) -> None:
-        """What was recorded outside of training is complete."""
-        self.recorder.hand_over(self._step_of)
-        self.recorder.end_phases(lambda phase: not is_training(phase))
 
-    def _wants(self, phase: str) -> bool:
-        """Whether values of that phase are recorded now."""
-        if self.recorder.capturing is not None:
-            return True
-        if self._paused or self.is_closed:
-            return False
-        return self.phases.wants(phase)
-
-    def _step_of(self, phase: str) -> int:
-        return self.phases.step_of(phase)
-
-    def _pass(self) -> Pass:
-        here = get_ident()
-        found = self._passes.get(here)
-        if found is None:
-            found = self._passes[here] = Pass()
-        return found
-
-    def _start_pass(self, at: Pass, phase: str) -> None:
-        root = self._root()
-        if phase != self._phase and not (is_training(phase) and is_training(self._phase)):
-            self._end_outside()
-        elif self.recorder.has_shared:
-            self.recorder.hand_over(self._step_of)
-        self._phase = phase
-        self.passes_begun += 1
-        self.taps.mind()
-        at.begin(phase)
-        bind(self.quick, at)
-        if is_training(phase) and self.phases.is_between:
-            self.phases.begin_step()
-            self._settle()
-            if self._recording or self.step == self._first_step:
-                self.taps.scan(root)
-                self.scanned_step = self.step
-            if self._recording:
-                self.begun()
-        if not is_training(phase) and self._wants(phase):
-            self._wake()  # hooks may rest: the step is not recorded, this pass is
-        if self.observer is not None and self._wants(phase):
-            self.observer.began_pass(phase)
-
-    def _in_compiled_pass(self, at: Pass) -> bool:
-        """Where all of a model is compiled into one, a pass is noticed by the first tap in it."""
-        if not at.stack:
-            phase = phase_of(self.phases, self._root(), None)
-            is_first = self.phases.is_between and is_training(phase)
-            if phase != at.phase or phase != self._phase or is_first:
-                self._start_pass(at, phase)
-        return self._wants(at.phase)
-
-    # -- modules -------------------------------------------------------------------------------
-
-    def _enter(self, tap: Tap, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if tap.module() is not module and not is_replica(module):
-            return
-        at = self._pass()
-        if current_backward() != -1:
-            self._redo(tap, at)
-            return
-        if not at.stack or (tap.is_root and not is_inside_call_of(module)):
-            if isinstance(module, ParametrizationList) or is_being_traced():
-                at.stack.append((tap, -1))  # somebody looks at a parametrized weight
-                return
-            self._may_rest &= tap.is_root  # a part that is called by itself must be noticed
-            self._start_pass(at, phase_of(self.phases, self._root(), module))
-        call = -1 if at.is_outside else at.next_call(tap)
-        at.stack.append((tap, call))
-        if call < 0 or not self._wants(at.phase):
-            return
-        if len(at.stack) == 1 and self.recorder.capturing is None:
-            self._graph.begin(tap.path, module, args, kwargs, step=self.step)
-        if not torch.is_grad_enabled():
-            self._checkpoints.forward(tap, call)
-        if self.observer is not None and tap.selected:
-            self.observer.entered(tap, call, module, args, kwargs)
-        if (tap.input or tap.input_grad) and not self.collector.too_many(tap, call):
-            found = inputs(args, kwargs, MAX_SLOTS + 1)
-            for slot, x in self.collector.limited(tap, found):
-                if tap.input:
-                    self.collector.value(tap, at, "input", call, slot, x)
-                if tap.input_grad:
-                    self.collector.watch_gradient(tap, at, "input_grad", call, slot, x)
-
-    def _leave(self, tap: Tap, module: nn.Module, output: Any) -> None:
-        if tap.module() is not module and not is_replica(module):
-            return
-        at = self._passes.get(get_ident()) or self._pass()
-        is_redone = current_backward() != -1
-        if is_redone:
-            if not tap.enters:
-                self._redo(tap, at)
-            call = pop(at.redone, tap)
-        elif tap.enters:
-            call = pop(at.stack, tap)
-            if not at.stack:
-                self._graph.end(output, at.calls, step=self.step)
-        elif at.stack or self._started_alone(at, module):
-            call = -1 if at.stack and at.stack[-1][1] < 0 else at.next_call(tap)
-            if call >= 0 and not torch.is_grad_enabled():
-                self._checkpoints.forward(tap, call)
-        else:
-            return
-        wanted = tap.output or tap.output_grad or self.observer is not None
-        if call < 0 or not wanted or not self._wants(at.phase):
-            return
-        collector = self.collector
-        if call and collector.too_many(tap, call):
-            return
-        if isinstance(output, Tensor):
-            collector.output(tap, at, call, "0", output, tap.output and not is_redone)
-            if at.phase == QUICK_PHASE:
-                tap.pave(call)
-        else:
-            for slot, x in collector.limited(tap, leaves(output, Tensor, MAX_SLOTS + 1)):
-                collector.output(tap, at, call, slot, x, tap.output and not is_redone)
-        at.returned.clear()
-        if self.quick is not None:
-            self.quick.waiting = False
-        if self.observer is not None and tap.selected and not is_redone:
-            self.observer.left(tap, call, module, output, at.phase)
-
-    def _started_alone(self, at: Pass, module: nn.Module) -> bool:
-        """A module with one hook was called by itself: whether that is a pass of ours."""
-        if is_being_traced():
-            return False
-        self._may_rest = False
-        self._start_pass(at, phase_of(self.phases, self._root(), module))
-        return True
-
-    def _redo(self, tap: Tap, at: Pass) -> None:
-        """A module is called again in backward. Its values were seen, but where the first call was
-        without gradients (reentrant checkpointing) those are to be had only now."""
-        call = self._checkpoints.backward(tap)
-        if call is not None:
-            at.redone.append((tap, call))
-
-    def _tap_failed(self, tap: Tap, error: Exception) -> None:
-        self.troubles.pass_on(error)
-        tap.switch_off()
-        self.troubles.failed(tap.path or ".", error)
+def _number(value: Any) -> float | Callable[[], float]:
+    """A number now, or later if it has to come from a device. `Any`: what a user logs."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(
+                f"it must be one number, got a tensor of shape {tuple(value.shape)}. "
+                f"Reduce it first, for example with .mean()."
+            )
+        if value.is_meta:
+            raise ValueError("it must be one number, got a tensor without data (device meta).")
+        if value.device.type == "cpu":
+            return float(value.detach())
+        return copies.number(value)
+    return float(value)

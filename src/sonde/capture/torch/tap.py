@@ -8,11 +8,11 @@ from weakref import WeakValueDictionary, ref
 
 from torch import Tensor, nn
 
+from sonde.capture.native import Bunch, Lane, Native, Point
 from sonde.capture.plan import Plan
-from sonde.capture.quick import Bunch, Lane, Point, Quick
-from sonde.capture.rows import QUICK_PHASE, Spot
-from sonde.capture.torch.silence import Silence
+from sonde.capture.torch.mistakes import Silence
 from sonde.capture.torch.troubles import Troubles
+from sonde.capture.window import NATIVE_PHASE, Spot
 from sonde.record import Kind
 
 _SIGNS: Final = map(str, count())
@@ -29,7 +29,7 @@ class Onlooker(Protocol):
     """Somebody who looks at what modules return, besides the capture."""
 
     def saw(self, tap: Tap, call: int, output: Tensor) -> None:
-        """The quick path has recorded what a module returned."""
+        """The native path has recorded what a module returned."""
 
 
 class Owner(Protocol):
@@ -41,7 +41,7 @@ class Owner(Protocol):
     plan: Plan
     kinds: frozenset[Kind]
     troubles: Troubles
-    quick: Quick | None
+    native: Native | None
     silence: Silence
     onlooker: Onlooker | None
 
@@ -83,7 +83,7 @@ class Key:
     """A tap in compiled code: the places that its tensor is seen at, of one owner's.
 
     All weak: code may outlive the watch. `returned` says that a hook outside of the code will see
-    the tensor again, as it is; or has seen it, if it is a gradient. `point` is its quick path;
+    the tensor again, as it is; or has seen it, if it is a gradient. `point` is its native path;
     `bunch` that of several taps of which it is the first, with their keys.
     """
 
@@ -165,22 +165,22 @@ class Tap:
         return before != (self.input, self.input_grad, self.output, self.output_grad, self.enters)
 
     def pave(self, call: int) -> None:
-        """Have the quick path for this call of the module, from now on: it was seen as it usually
+        """Have the native path for this call of the module, from now on: it was seen as it usually
         is, a call of a training pass that returned one tensor."""
-        quick = self.owner.quick
+        native = self.owner.native
         if (
-            quick is None
-            or not quick.live
+            native is None
+            or not native.live
             or self.is_root
             or (self.lane is not None and self.lane.has(call))
         ):
             return
-        value, gradient = self.outputs[call, "0", QUICK_PHASE]
+        value, gradient = self.outputs[call, "0", NATIVE_PHASE]
         if self.output and value.place is None:
             return
         if self.lane is None:
             looks = self.input or self.input_grad
-            self.lane = Lane(quick, self.owner, self, self.module, self.enters, looks)
+            self.lane = Lane(native, self.owner, self, self.module, self.enters, looks)
         self.lane.put(
             call, value.place if self.output else None, gradient if self.output_grad else None
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from sonde.tracing.torch.nature import from_raw, map_tensors, plain, raw
+from sonde.tracing.torch.tensor_ops import from_raw, map_tensors, plain, raw
 from sonde.tracing.values import ObjectCopy
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sonde.tracing.resolving import modules_of
 from sonde.tracing.torch import modules
-from sonde.tracing.torch.nature import TorchNature, local, map_tensors, tensors_in
+from sonde.tracing.torch.tensor_ops import TorchNature, local, map_tensors, tensors_in
 from sonde.tracing.tracer import Remove
 from sonde.tracing.windows import Window
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from sonde._errors import SondeError
 from sonde.capture.leaves import leaves
-from sonde.capture.torch import naming
-from sonde.capture.torch.compiled import forget_compiled, stay_out_of
-from sonde.tracing.mechanism import own_functions
-from sonde.tracing.methods import own_methods
+from sonde.capture.torch import names
+from sonde.capture.torch.compile.hooks import forget_compiled, stay_out_of
+from sonde.tracing.functions.mechanism import own_functions
+from sonde.tracing.functions.methods import own_methods
 
 MAX_GRADS = 64
 """Tensors of one value whose gradients are followed."""
@@ -31,7 +31,7 @@ class TorchTree:
                 f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
             )
             raise SondeError(f"`model` must be a torch.nn.Module, got {what}.")
-        self.root: nn.Module = naming.unwrapped(model)
+        self.root: nn.Module = names.unwrapped(model)
 
     def methods(self, module: nn.Module) -> list[str]:
         """Of classes of torch only `forward`: the others are no part of a model."""
@@ -41,7 +41,7 @@ class TorchTree:
     def children(self, module: nn.Module) -> Iterable[tuple[str, nn.Module]]:
         for name, child in module._modules.items():
             if child is not None:
-                yield name, naming.unwrapped(child)
+                yield name, names.unwrapped(child)
 
 
 class Receivers:
@@ -140,8 +140,8 @@ def is_redone() -> bool:
 def compiled_modules(model: nn.Module) -> Iterator[str]:
     """The modules that `torch.compile` was asked to replace, by path."""
     kinds = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", ())
-    wrapped = {id(naming.unwrapped(m)) for m in model.modules() if kinds and isinstance(m, kinds)}
-    for path, module in naming.modules(model):
+    wrapped = {id(names.unwrapped(m)) for m in model.modules() if kinds and isinstance(m, kinds)}
+    for path, module in names.modules(model):
         if id(module) in wrapped or getattr(module, "_compiled_call_impl", None) is not None:
             yield path
 
@@ -166,7 +166,7 @@ def is_whole(model: nn.Module) -> bool:
 
 def compile_again(model: nn.Module) -> Callable[[], None]:
     """Drop code that was compiled without a trace, or, by what is returned, with one."""
-    several = [module for _, module in naming.modules(model)]
+    several = [module for _, module in names.modules(model)]
     forget_compiled(several)
 
     def undo() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sonde._errors import SondeError
-from sonde.capture.torch.tables import table_for
+from sonde.capture.torch.rows.host import table_for
 from sonde.kernels.torch import Unsupported, name_of
 from sonde.record import Event, Site, SiteInfo, SketchBatch
 from sonde.sketch import concatenate

@@ -1,0 +1,1 @@
+"""Metrics of a watched model: which are evaluated where, and what becomes of their numbers."""

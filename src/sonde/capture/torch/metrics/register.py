@@ -1,0 +1,221 @@
+"""From what `watch.add_metric` and `watch.set_reference` are given to what the observer does."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import entry_points
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from sonde._errors import SondeError
+from sonde.capture.plan import Every, Schedule, Selector, schedule_of, selector_of
+from sonde.capture.torch.metrics.attention_stats import Heads
+from sonde.capture.torch.metrics.coordinate_check import Replaying
+from sonde.capture.torch.metrics.gradient_stages import Pipeline
+from sonde.capture.torch.metrics.observer import Observer
+from sonde.capture.torch.metrics.reference import Reference
+from sonde.metrics.model import Metric, checked, declared, renamed
+from sonde.metrics.torch.functions import BUILT_IN
+
+GROUP: Final = "sonde.metrics"
+"""Entry points of this group are functions that packages offer as metrics."""
+
+EVERYWHERE: Final = ".*"
+
+
+def add_metric(
+    observer: Observer,
+    name: str | Callable[..., Any],
+    fn: Callable[..., Any] | None,
+    *,
+    kind: str | tuple[str, ...] | None,
+    where: Any,
+    reduce: Any,
+    every: Every | None,
+    against: str | None,
+) -> None:
+    """Have the observer ask a metric: a function, or one that is known by name.
+
+    Raises:
+        SondeError: There is no such metric, or something about it is wrong.
+    """
+    schedule = None if every is None else schedule_of(every)
+    if fn is None and isinstance(name, str) and name in INSTRUMENTS:
+        INSTRUMENTS[name](observer, selector(where), schedule)
+        _warn_of_nothing(observer, name, where, selector(where))
+        return
+    metric, usual = _metric(name, fn, kind=kind, reduce=reduce, against=against)
+    where = usual if where is None else where
+    metric = replace(metric, where=selector(where), every=schedule)
+    if metric.against and observer.reference is None:
+        raise SondeError(
+            f"The metric `{metric.name}` compares with a reference, and there is none. "
+            f"Call watch.set_reference(model) first."
+        )
+    if observer.has(metric):
+        raise SondeError(
+            f"There is a metric `{metric.name}` of {', '.join(metric.kinds)} already. "
+            f"Give this one another name."
+        )
+    observer.add(metric)
+    _warn_of_nothing(observer, metric.name, where, metric.where)
+
+
+def _warn_of_nothing(observer: Observer, name: str, where: Any, wants: Selector | None) -> None:
+    """Warn if a pattern matches no module and no parameter of the model."""
+    structure = observer.capture.structure
+    structure.refresh()
+    places = [(path, module()) for path, module in structure.modules]
+    places += [(named.full, named.module()) for named in structure.parameters]
+    try:
+        is_anywhere = wants is None or any(wants(path, module) for path, module in places)
+    except Exception as error:
+        raise SondeError(f"`where` of the metric `{name}` raised {error!r}.") from error
+    if not is_anywhere:
+        paths = [path for path, _ in structure.modules if path]
+        observer.capture.troubles.concern(
+            "metric_nowhere",
+            f"The metric `{name}` is asked nowhere: `where={where!r}` matches no module and no "
+            f"parameter. Paths look like: {', '.join(paths[:5]) or '(only the root)'}.",
+            name,
+        )
+
+
+def set_reference(
+    observer: Observer, model: object, *, device: Any = None, run: bool = True
+) -> None:
+    """Compare with this model, or with a copy of the watched one as it is now ("init")."""
+    if model is None:
+        observer.compare_with(None)
+        return
+    capture = observer.capture
+    root = capture.root
+    if root is None:
+        raise SondeError("The watched model is gone; there is nothing to compare.")
+    is_own = False
+    if isinstance(model, str):
+        if model != "init":
+            raise SondeError(f"`reference` must be a model or 'init', got {model!r}.")
+        model, is_own = _copied(root), True
+    if not isinstance(model, nn.Module):
+        raise SondeError(f"A reference must be a torch.nn.Module, got {type(model).__name__}.")
+    if model is root or model is capture.model:
+        raise SondeError(
+            "The watched model cannot be its own reference. Give a copy: copy.deepcopy(model)."
+        )
+    if device is not None:
+        model = model.to(device)
+
+    def is_awake() -> bool:
+        if capture.is_closed:
+            return False
+        return capture._recording or capture._wants(capture._forced or capture._phase)
+
+    made = Reference(model, root, capture.troubles, is_awake=is_awake, runs=run, is_own=is_own)
+    observer.compare_with(made)
+
+
+def selector(where: Any) -> Selector | None:
+    """Which paths are meant: a glob or a regular expression that matches all of a path, or whatever
+    `include` takes. None means everywhere."""
+    if where is None or where == EVERYWHERE:
+        return None
+    if not isinstance(where, str) or where.startswith("re:"):
+        return selector_of(where, "where")
+    by_glob = selector_of(where, "where")
+    assert by_glob is not None
+    try:
+        regex = re.compile(where)
+    except re.error:
+        return by_glob
+    return lambda path, module: regex.fullmatch(path) is not None or by_glob(path, module)
+
+
+def _metric(
+    name: str | Callable[..., Any],
+    fn: Callable[..., Any] | None,
+    *,
+    kind: str | tuple[str, ...] | None,
+    reduce: Any,
+    against: str | None,
+) -> tuple[Metric, Any]:
+    """The metric, and where it is asked if nobody says."""
+    if fn is None:
+        fn = name if callable(name) else _found(name)
+    known = declared(fn)
+    if known is not None:
+        metric, usual = known
+        if isinstance(name, str):
+            metric = renamed(metric, name)
+        if kind is None and reduce is None and against is None:
+            return metric, usual
+        kind = metric.kinds if kind is None else kind
+        reduce = metric.reduce if reduce is None else reduce
+        name = metric.name
+    called = name if isinstance(name, str) else getattr(name, "__name__", "")
+    return (
+        checked(
+            called,
+            fn,
+            kind="output" if kind is None else kind,
+            reduce="mean" if reduce is None else reduce,
+            against=against,
+        ),
+        EVERYWHERE,
+    )
+
+
+def _found(name: str) -> Callable[..., Any]:
+    """A function by name: one of ours, or one that a package offers."""
+    if name in BUILT_IN:
+        ours: Callable[..., Any] = BUILT_IN[name]
+        return ours
+    offered = {point.name: point for point in entry_points(group=GROUP)}
+    if name in offered:
+        try:
+            theirs: Callable[..., Any] = offered[name].load()
+        except Exception as error:
+            raise SondeError(f"The metric `{name}` cannot be loaded: {error!r}.") from error
+        return theirs
+    known = ", ".join(sorted({*BUILT_IN, *INSTRUMENTS, *offered}))
+    raise SondeError(f"There is no metric `{name}`. Give a function with it, or one of: {known}.")
+
+
+def _attention(observer: Observer, where: Selector | None, every: Schedule | None) -> None:
+    if observer.heads is not None:
+        raise SondeError("Attention is being listened to already.")
+    observer.listen(Heads(observer.capture, observer.tallies, observer.asker.recipes, where, every))
+
+
+def _rcc(observer: Observer, where: Selector | None, every: Schedule | None) -> None:
+    if observer.reference is None:
+        raise SondeError(
+            "The coordinate check compares with a reference, and there is none. "
+            "Call watch.set_reference('init') first, before the model is trained."
+        )
+    capture = observer.capture
+    observer.replay(Replaying(observer.tallies, capture.troubles, where, every))
+
+
+def _pipeline(observer: Observer, where: Selector | None, every: Schedule | None) -> None:
+    observer.follow_gradients(Pipeline(observer.guard_gradient, where, every))
+
+
+INSTRUMENTS: Final = {"attention": _attention, "rcc": _rcc, "gradient_pipeline": _pipeline}
+"""Metrics that are more than a function of a tensor."""
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        with torch.no_grad():
+            made = copy.deepcopy(model)
+    except Exception as error:
+        raise SondeError(
+            f"The model cannot be copied: {error!r}. Give a reference yourself."
+        ) from error
+    return made.requires_grad_(requires_grad=False)

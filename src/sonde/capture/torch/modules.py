@@ -1,0 +1,168 @@
+"""The taps on a model: hooks on every module that is concerned, kept in step with the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from torch import nn
+
+from sonde.capture.torch import names
+from sonde.capture.torch.compile import hooks
+from sonde.capture.torch.compile.operators import share
+from sonde.capture.torch.hooks import hang, new_id, take_off
+from sonde.capture.torch.tap import Owner, Tap, is_plain
+from sonde.capture.torch.troubles import Troubles
+from sonde.record import Kind
+
+MODULE_KINDS: Final[frozenset[Kind]] = frozenset({"input", "output", "input_grad", "output_grad"})
+
+
+class Taps:
+    """One tap per module that is selected, or needed to know where an attached tensor belongs."""
+
+    def __init__(self, owner: Owner, structure: names.Structure, troubles: Troubles) -> None:
+        self._owner = owner
+        self._structure = structure
+        self._troubles = troubles
+        self._number = new_id()
+        self._version = -1
+        self._taps: dict[int, Tap] = {}
+        self._is_resting = False
+        self._is_minded = False
+        self._is_shared = False
+        self._follows = False
+
+    def share(self) -> None:
+        """Make every module known to compiled code that serves several of them."""
+        if not self._is_shared:
+            self._is_shared = True
+            for tap in self._taps.values():
+                share(tap)
+
+    def mind(self) -> None:
+        """Once there is a compiler, have it tell this model from others of its class."""
+        if not self._is_minded and hooks.mind_hooks(self._owner):
+            self._is_minded = True
+            known = [m for tap in self._taps.values() if (m := tap.module()) is not None]
+            if hooks.forget_compiled(known):
+                self._troubles.tell(
+                    "recompiled", "code that may be of a model without hooks is compiled again"
+                )
+            hooks.stay_out_of_inbuilt(known)  # last: what is forgotten is compiled again
+
+    def start(self, root: nn.Module | None) -> None:
+        """Hook the modules for the first time: all of them, or none if that fails."""
+        try:
+            self.scan(root)
+        except BaseException:
+            self.remove()
+            raise
+
+    def scan(self, root: nn.Module | None) -> None:
+        """Hook the modules that are new, let go of those that are gone."""
+        structure = self._structure
+        structure.refresh()
+        if self._version == structure.version:
+            return
+        self._version = structure.version
+        before, self._taps = self._taps, {}
+        present = [(path, m) for path, r in structure.modules if (m := r()) is not None]
+        is_new = False
+        for path, module in present:
+            if module is not root and not self._is_concerned(path, module):
+                continue
+            tap = before.get(id(module))
+            if tap is not None and tap.module() is module and tap.path == path:
+                del before[id(module)]
+            else:
+                tap = self._hang(path, module, is_root=module is root)
+                before.pop(id(module), None)  # its hooks have been replaced
+                is_new = True
+            self._taps[id(module)] = tap
+            if self._is_shared:
+                share(tap)
+        for tap in before.values():
+            take_off(tap, self._number)
+        self.mind()
+        if is_new and hooks.forget_compiled([m for _, m in present]):
+            self._troubles.tell(
+                "recompiled", "code compiled before it was watched is compiled again when called"
+            )
+        if is_new and self._is_minded:
+            hooks.stay_out_of_inbuilt(m for _, m in present)
+
+    def widen(self, root: nn.Module | None, *, follows: bool) -> None:
+        """The owner looks at more kinds than before, or wants to know calls with their inputs."""
+        self._follows |= follows
+        kinds = self._owner.kinds & MODULE_KINDS
+        changed = []
+        for tap in self._taps.values():
+            module = tap.module()
+            if module is None or not tap.selected:
+                continue
+            own = self._owner.plan.kinds_at(kinds, tap.path, module)
+            if tap.want(own, follows=self._follows):
+                changed.append(module)
+                if tap.is_root or not self._is_resting:
+                    hang(tap, module, self._number)
+        if changed and hooks.forget_compiled(changed):
+            self._troubles.tell("recompiled", "more is wanted of compiled code: it is made again")
+        self._version = -1
+        self.scan(root)
+
+    def rest(self) -> None:
+        """Take the hooks off while there is nothing to record, but for those of the root."""
+        if not self._is_resting and not self._structure.has_regions:
+            self._is_resting = True
+            for tap in self._taps.values():
+                if not tap.is_root:
+                    take_off(tap, self._number)
+
+    def wake(self) -> bool:
+        """Put them on again; whether something was compiled meanwhile, without them."""
+        if not self._is_resting:
+            return False
+        self._is_resting = False
+        known = [(tap, m) for tap in self._taps.values() if (m := tap.module()) is not None]
+        for tap, module in known:
+            if not tap.is_root:
+                hang(tap, module, self._number)
+        return hooks.forget_compiled([m for _, m in known])
+
+    def unhook(self, modules: Sequence[nn.Module]) -> Callable[[], None]:
+        """Take the hooks off these modules; what is returned puts them on again."""
+        taken = [(t, m) for m in modules if (t := self._taps.get(id(m))) and t.module() is m]
+        for tap, _ in taken:
+            take_off(tap, self._number)
+
+        def put_back() -> None:
+            for tap, module in taken:
+                if self._taps.get(id(module)) is tap and (tap.is_root or not self._is_resting):
+                    hang(tap, module, self._number)
+
+        return put_back
+
+    def remove(self) -> None:
+        """Take every hook off."""
+        hooks.mind_no_more(self._owner)
+        for tap in self._taps.values():
+            take_off(tap, self._number)
+        self._taps.clear()
+
+    def _hang(self, path: str, module: nn.Module, *, is_root: bool) -> Tap:
+        plan = self._owner.plan
+        selected = plan.wants(path, module)
+        kinds = self._owner.kinds & MODULE_KINDS if selected else frozenset()
+        kinds = plan.kinds_at(kinds, path, module)
+        tap = Tap(self._owner, path, module, kinds, selected=selected, is_root=is_root)
+        tap.want(kinds, follows=self._follows and selected)
+        hang(tap, module, self._number)
+        return tap
+
+    def _is_concerned(self, path: str, module: nn.Module) -> bool:
+        plan = self._owner.plan
+        kinds = self._owner.kinds
+        if (self._follows or kinds & MODULE_KINDS) and plan.wants(path, module):
+            return True
+        return bool(kinds & {"attach", "attach_grad"}) and not is_plain(module)

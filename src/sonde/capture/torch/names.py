@@ -1,0 +1,163 @@
+"""Canonical names: what a module or parameter is called when no wrapper stands in between.
+
+`Structure` keeps the names of a model and notices when the model was changed. Nothing here keeps a
+module or a parameter alive.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from itertools import chain
+from typing import Final, NamedTuple
+from weakref import ref
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from sonde.capture.native import holdings, referents
+
+_TRANSPARENT: Final = frozenset(
+    {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
+)
+"""Attributes under which compile, FSDP, checkpoint wrappers and Fabric keep the real module."""
+
+_PARALLEL: Final = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+def modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every module once, under the first of its canonical paths; wrappers are passed through.
+
+    The root is `""`. A model that has an attribute called `module` keeps it in its names: only the
+    one of `DataParallel` and `DistributedDataParallel` is dropped.
+    """
+    for path, module in _walk(model):
+        if _wrapped(module) is None:
+            yield path, module
+
+
+def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every module and wrapper once, with its canonical path."""
+    met: set[int] = set()
+    waiting: list[tuple[str, nn.Module]] = [("", model)]
+    while waiting:
+        path, module = waiting.pop()
+        if id(module) in met:
+            continue
+        met.add(id(module))
+        yield path, module
+        inner = _wrapped(module)
+        if inner is not None:
+            waiting.append((path, inner))
+            continue
+        children = [
+            (f"{path}.{name}" if path else name, child)
+            for name, child in module._modules.items()
+            if child is not None
+        ]
+        waiting.extend(reversed(children))
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model itself, without the wrappers around it."""
+    inner = _wrapped(model)
+    return model if inner is None else unwrapped(inner)
+
+
+def parameters(model: nn.Module) -> Iterator[tuple[str, str, nn.Module, nn.Parameter]]:
+    """Every parameter once: path of its owner, its own name, its owner, itself.
+
+    A tied parameter goes by the first of its names. One that a lazy module has yet to make is left
+    out.
+    """
+    met: set[int] = set()
+    for path, module in modules(model):
+        for name, parameter in module._parameters.items():
+            if parameter is None or id(parameter) in met or is_lazy(parameter):
+                continue
+            met.add(id(parameter))
+            yield path, name, module, parameter
+
+
+class Named(NamedTuple):
+    """A parameter and where it lives."""
+
+    path: str
+    name: str
+    module: ref[nn.Module]
+    ref: ref[nn.Parameter]
+
+    @property
+    def full(self) -> str:
+        return f"{self.path}.{self.name}" if self.path else self.name
+
+
+class Structure:
+    """The modules and parameters of a model by name, as they were when last looked at.
+
+    `version` is another one whenever something had changed.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.version = 0
+        self.modules: list[tuple[str, ref[nn.Module]]] = []
+        self.parameters: list[Named] = []
+        self._model = ref(model)
+        self.is_stale = True
+        self._held: list[ref[nn.Module]] = []
+        self._regions: set[str] = set()
+        self._print: bytes | None = None
+
+    def refresh(self) -> None:
+        """Look whether the model has changed, and at all of it if so."""
+        model = self._model()
+        if model is None or (not self.is_stale and self._fingerprint() == self._print):
+            return
+        self.version += 1
+        # A parameter that is still to be made keeps its identity when it is.
+        self.is_stale = any(is_lazy(p) for p in model.parameters())
+        self.modules = [(path, ref(m, self._died)) for path, m in modules(model)]
+        self.parameters = [
+            Named(path, name, ref(module), ref(p, self._died))
+            for path, name, module, p in parameters(model)
+        ]
+        wrappers = [ref(m, self._died) for _, m in _walk(model) if _wrapped(m) is not None]
+        self._held = [r for _, r in self.modules] + wrappers
+        self._regions = {path for path, m in _walk(model) if path and _is_compiled(m)}
+        self._print = self._fingerprint()
+
+    @property
+    def has_regions(self) -> bool:
+        """Whether parts of the model are compiled by themselves."""
+        return bool(self._regions)
+
+    def _fingerprint(self) -> bytes:
+        """Who holds whom, in numbers. Numbers are used again only after a death, which is told."""
+        found = holdings(self._held, ("_modules", "_parameters"), "_compiled_call_impl")
+        if found is None:  # a module of another make
+            everybody = chain.from_iterable(map(_held_by, referents(self._held)))
+            found = array("q", everybody).tobytes()
+        return found
+
+    def _died(self, _reference: object) -> None:
+        self.is_stale = True
+
+
+def _held_by(module: nn.Module | None) -> list[int]:
+    if module is None:
+        return []
+    children, parameters = module._modules.values(), module._parameters.values()
+    return [*map(id, children), *map(id, parameters), id(module._compiled_call_impl)]
+
+
+def _wrapped(module: nn.Module) -> nn.Module | None:
+    for name, child in module._modules.items():
+        if name in _TRANSPARENT and child is not None:
+            return child
+    if isinstance(module, _PARALLEL):
+        return module._modules.get("module")
+    return None
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return module._compiled_call_impl is not None or "_orig_mod" in module._modules

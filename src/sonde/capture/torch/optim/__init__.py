@@ -1,0 +1,1 @@
+"""Optimizers: what is read around a step, which parameters they train, and their settings."""

@@ -1,0 +1,123 @@
+"""Parties: the watched parameters of one optimizer, with what is prepared for reading them."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from sonde.capture.leaves import leaves
+from sonde.capture.native import pick, referents
+from sonde.capture.torch.hooks import MAX_SLOTS
+from sonde.capture.torch.names import Named
+from sonde.capture.torch.rows.recorder import Bundle, Kept
+from sonde.capture.window import Spot
+from sonde.record import Kind
+
+
+class Watched:
+    """A selected parameter and its spots."""
+
+    __slots__ = ("full", "module_type", "name", "parameter", "path", "spots")
+
+    def __init__(self, named: Named) -> None:
+        self.path = named.path
+        self.name = named.name
+        self.full = named.full
+        self.parameter = named.ref
+        self.module_type = type(named.module()).__name__
+        self.spots: dict[tuple[Kind, str], Spot] = {}
+
+
+class Members:
+    """Watched parameters that go together, and what was prepared for each kind.
+
+    Keeps them alive only between `hold` and `let_go`.
+    """
+
+    __slots__ = ("_references", "bundles", "tensors", "watched")
+
+    def __init__(self, known: list[tuple[Watched, Tensor]]) -> None:
+        self.watched = [w for w, _ in known]
+        self._references = [w.parameter for w in self.watched]
+        self.bundles: dict[tuple[Kind, str], Bundle] = {}
+        self.tensors: list[Tensor] = []
+
+    def hold(self) -> None:
+        """Have the tensors at hand. Their owner sees to it that they live."""
+        if not self.tensors:
+            self.tensors = referents(self._references)
+
+    def let_go(self) -> None:
+        self.tensors = []
+
+
+class Party:
+    """The watched parameters of one optimizer (or of none), those that train and those that do not.
+
+    `kept` are copies of the former while the optimizer is at work.
+    """
+
+    __slots__ = (
+        *("changing", "kept", "signs", "state", "state_keys", "state_names", "still", "version"),
+    )
+
+    def __init__(self, version: int, signs: bytes, known: list[tuple[Watched, Tensor]]) -> None:
+        self.version = version
+        self.signs = signs
+        self.changing = Members([(w, p) for w, p in known if p.requires_grad])
+        self.still = Members([(w, p) for w, p in known if not p.requires_grad])
+        self.kept: Kept = ()
+        self.state: Bundle | None = None
+        self.state_names: list[tuple[int, str]] = []
+        self.state_keys: list[tuple[int, list[str]]] = []
+
+    @property
+    def is_held(self) -> bool:
+        return bool(self.changing.tensors or self.still.tensors)
+
+    def let_go(self) -> None:
+        self.changing.let_go()
+        self.still.let_go()
+
+
+def spot_of(watched: Watched, kind: Kind, suffix: str) -> Spot:
+    found = watched.spots.get((kind, suffix))
+    if found is None:
+        slot = watched.name + suffix
+        found = Spot(kind, watched.path, 0, slot, watched.module_type, "train")
+        watched.spots[kind, suffix] = found
+    return found
+
+
+def same_state(optimizer: Optimizer, party: Party) -> list[Tensor] | None:
+    """The tensors of the state, if it is made as it was; most of the time it is."""
+    tensors, state = party.changing.tensors, optimizer.state
+    if not tensors or not isinstance(state, dict):
+        return None
+    return pick(state, tensors, party.state_keys, Tensor)
+
+
+def state_of(optimizer: Optimizer, party: Party) -> tuple[list[tuple[int, str]], list[Tensor]]:
+    """The tensors of the state, each with its parameter and name; and how it is made, if simple."""
+    names: list[tuple[int, str]] = []
+    tensors: list[Tensor] = []
+    made: list[tuple[int, list[str]]] = []
+    for k, p in enumerate(party.changing.tensors):
+        state = optimizer.state.get(p)
+        if not state:
+            continue
+        keys = [key for key, value in state.items() if key != "step" and isinstance(value, Tensor)]
+        if len(keys) + ("step" in state) == len(state):
+            made.append((len(state), keys))
+        for key, value in state.items():
+            if key == "step":
+                continue
+            if isinstance(value, Tensor):
+                names.append((k, key))
+                tensors.append(value)
+                continue
+            for slot, x in leaves(value, Tensor, MAX_SLOTS):
+                names.append((k, f"{key}.{slot}"))
+                tensors.append(x)
+    party.state_keys = made if len(made) == len(party.changing.tensors) else []
+    return names, tensors

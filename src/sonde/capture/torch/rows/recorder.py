@@ -1,0 +1,495 @@
+"""The recorder: from a tensor at a spot to a row on its device, and from full rows to the drain.
+
+Knows devices, site ids and windows; knows nothing of modules, hooks and schedules. Not thread-safe:
+the capture serialises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sonde.capture.drain import Drain, End, Part
+from sonde.capture.native import Place, Row
+from sonde.capture.torch.cuda.graphs import Captured, can_capture
+from sonde.capture.torch.facts import Fact, Facts
+from sonde.capture.torch.rows.host import (
+    FORMATS,
+    Measured,
+    PlainTable,
+    Sketcher,
+    Snapshot,
+    difference,
+    is_one_stretch,
+    measure,
+)
+from sonde.capture.torch.rows.strided import Known, Slices
+from sonde.capture.torch.troubles import Troubles
+from sonde.capture.window import NATIVE_PHASE, Group, Rows, Spot
+from sonde.kernels.torch import Unsupported, name_of
+from sonde.record import Site, SiteInfo
+
+_TOGETHER: Final = 4
+"""Tensors that are read together have at most this part of the rows of a window, one over it."""
+
+Tables = Callable[[torch.device], Sketcher]
+Kept = Sequence["Snapshot | Tensor"]
+"""Copies of a bundle's tensors: one for each share, then one for each odd tensor."""
+
+
+class Recorder:
+    """Takes tensors; hands windows of rows to the drain."""
+
+    def __init__(
+        self,
+        drain: Drain,
+        troubles: Troubles,
+        tables: Tables,
+        step_of: Callable[[str], int] = lambda _phase: 0,
+    ) -> None:
+        self._drain = drain
+        self._troubles = troubles
+        self._tables = tables
+        self._step_of = step_of
+        self._devices: dict[torch.device, Rows] = {}
+        self._ids: dict[tuple[Site, torch.dtype], int] = {}
+        self._infos: list[SiteInfo] = []
+        self._new_sites: list[SiteInfo] = []
+        self.facts: Facts | None = None
+        self._dropped: set[tuple[str, int]] = set()
+        self._handed: set[tuple[str, int]] = set()
+        self._several: dict[tuple[Spot, ...], Bundle] = {}
+        self._slices: dict[int, Known] = {}
+        self._is_sliced = False
+        self._memory: dict[str, int] | None = None
+        self.capturing: Captured | None = None
+
+    def table_on(self, device: torch.device) -> Sketcher:
+        """The table of that device."""
+        return self._rows_of(device).table  # type: ignore[return-value]  # made by `tables`
+
+    @property
+    def has_shared(self) -> bool:
+        """Whether spots share rows: what comes next must go into new ones."""
+        return any(rows.has_shared for rows in self._devices.values())
+
+    # -- tensors in ----------------------------------------------------------------------------
+
+    def add(self, spot: Spot, x: Tensor, row: Row | None = None) -> Row | None:
+        """Sketch `x` at the spot, or point to the row that already holds it; the row that does."""
+        rows = spot.rows
+        if rows is None or spot.dtype is not x.dtype or rows.device != x.get_device():
+            rows = self._rows_of(x.device)
+            spot = self._declared(spot, x, rows)
+        if spot.off:
+            return None
+        if self.capturing is not None:
+            self._add_captured(self.capturing, spot, rows, x)
+            return None
+        if row is not None and rows.share(spot, row):
+            if spot.place is None:
+                self._give_place(spot, rows, None, x)
+            return row
+        if x.numel() == 0:
+            rows.touch(spot)
+            return None
+        opened = rows.open_row(spot)
+        if opened is None:
+            self._hand_over(rows, early=True)
+            opened = rows.open_row(spot)
+            assert opened is not None
+        table: Sketcher = rows.table  # type: ignore[assignment]
+        try:
+            table.add(opened.index, x)
+        except Unsupported as reason:
+            spot.switch_off()
+            rows.undo(spot, opened)
+            self._troubles.skip(spot.site.name, str(reason))
+            return None
+        except Exception as error:
+            rows.forget(spot)
+            self._troubles.pass_on(error)
+            spot.switch_off()
+            self._troubles.failed(spot.site.name, error)
+            return None
+        except BaseException:  # the user interrupts: leave nothing half-done
+            rows.forget(spot)
+            raise
+        if (spot.place is None or spot.place.row is None) and opened is spot.own[0]:
+            self._give_place(spot, rows, opened, x)
+        return opened
+
+    def _add_captured(self, captured: Captured, spot: Spot, rows: Rows, x: Tensor) -> None:
+        """A CUDA graph is being captured: each replay is to sketch what it finds there."""
+        table: Any = rows.table
+        if not x.is_cuda or x.numel() == 0:
+            return  # what happens elsewhere happens once, now
+        index = captured.row(rows, spot) if can_capture(x) and table.kernel == "cuda" else None
+        if index is None:
+            self._troubles.skip(spot.site.name, "cannot be read inside of a CUDA graph")
+        else:
+            table.add(index, x, gated=True)
+
+    def spare_rows(self, device: torch.device, n: int) -> None:
+        """Have rows aside on that device, for the capture of a CUDA graph."""
+        self._rows_of(device).make_spare(n)
+
+    def loose(self, spots: list[Spot], tensors: Sequence[Tensor]) -> Bundle:
+        """A bundle for which nothing is prepared."""
+        bundle = Bundle(spots, tensors)
+        bundle.odd = list(range(len(tensors)))
+        return bundle
+
+    @torch.no_grad()
+    def add_together(self, bundle: Bundle, tensors: Sequence[Tensor | None]) -> None:
+        """Sketch the tensors of a bundle, those that are there: per device in one go."""
+        if bundle.fits(tensors):
+            for share in bundle.shares:
+                self._add_share(share, share.of(tensors), None, measured=bundle.measured)
+            for k in bundle.odd:
+                self._add_odd(bundle, k, tensors[k])
+            return
+        for share in bundle.shares:
+            some = [i for i, k in enumerate(share.positions) if bundle.fits_at(k, tensors[k])]
+            own = [x for i in some if (x := tensors[share.positions[i]]) is not None]
+            if own:
+                self._add_share(share, own, some)
+        for k, x in enumerate(tensors):
+            if k in bundle.odd or (x is not None and not bundle.fits_at(k, x)):
+                self._add_odd(bundle, k, x)
+
+    @torch.no_grad()
+    def keep(self, bundle: Bundle, tensors: Sequence[Tensor], *, sketches: bool) -> Kept:
+        """Copy the tensors of a bundle that fits them, and sketch them in the same go if asked."""
+        kept: list[Snapshot | Tensor] = []
+        for share in bundle.shares:
+            own = share.of(tensors)
+            copies = Snapshot(own, share.offsets)
+            if sketches:
+                self._add_share(share, own, None, copies=copies, measured=bundle.measured)
+            else:
+                own = [x.detach() for x in own]
+                torch._foreach_copy_([copies.like(i, x) for i, x in enumerate(own)], own)
+            kept.append(copies)
+        for k in bundle.odd:
+            if sketches:
+                self._add_odd(bundle, k, tensors[k])
+            kept.append(tensors[k].detach().clone())
+        return kept
+
+    @torch.no_grad()
+    def add_changes(self, bundle: Bundle, tensors: Sequence[Tensor], since: Kept) -> None:
+        """Sketch how much the tensors changed since they were kept, in a bundle just like this;
+        this one fits them, too."""
+        for share, olds in zip(bundle.shares, since, strict=False):
+            assert isinstance(olds, Snapshot)
+            own = share.of(tensors)
+            self._add_share(share, own, None, olds=olds, measured=bundle.measured)
+        for k, old in zip(bundle.odd, since[len(bundle.shares) :], strict=True):
+            assert isinstance(old, Tensor)
+            self._add_odd(bundle, k, difference(tensors[k], old))
+
+    def add_several(self, spots: list[Spot], tensors: Sequence[Tensor]) -> None:
+        """Sketch views that are seen together, of whatever sizes each time: in one go if it can
+        be."""
+        if self.capturing is not None:
+            self.add_together(self.loose(spots, tensors), tensors)
+            return
+        key = tuple(spots)
+        bundle = self._several.get(key)
+        if bundle is None:
+            bundle = self._several[key] = self.prepare(spots, tensors, copied=False)
+        if not bundle.fits(tensors) and not self._refit(bundle, tensors):
+            bundle = self.loose(spots, tensors)
+        self.add_together(bundle, tensors)
+
+    def add_slices(self, spots: list[Spot], slices: Slices) -> None:
+        """Sketch slices that are seen together. The list of spots is always the same object."""
+        known = self._slices.get(id(spots))
+        if known is not None and self.capturing is None and known.fits(spots, slices):
+            self._add_share(known.share, slices, None, measured=(known.addresses(slices), b""))
+            return
+        self.add_several(spots, list(slices))
+        bundle = self._several.get(tuple(spots))
+        self._slices.pop(id(spots), None)
+        if self.capturing is None and bundle is not None and len(bundle.shares) == 1:
+            share = bundle.shares[0]
+            table: Sketcher = share.rows.table  # type: ignore[assignment]
+            if not bundle.odd and table.kernel == "cuda":
+                self._slices[id(spots)] = Known(spots, share, slices)
+
+    def _refit(self, bundle: Bundle, tensors: Sequence[Tensor]) -> bool:
+        """Prepare the bundle for other sizes; whether it could be. Its rows stay as they are."""
+        if len(bundle.shares) != 1 or bundle.odd:
+            return False
+        share = bundle.shares[0]
+        table: Sketcher = share.rows.table  # type: ignore[assignment]
+        was = [(dtype, device) for _, dtype, device, _ in bundle.sizes]
+        if [(x.dtype, x.get_device()) for x in tensors] != was:
+            return False
+        if not all(x.numel() and table.takes(x) for x in tensors):
+            return False
+        share.group.offsets = share.group.offsets.copy()  # its identity stood for the sizes
+        bundle.resize(tensors)
+        return True
+
+    def prepare(
+        self, spots: list[Spot], tensors: Sequence[Tensor], *, copied: bool = True
+    ) -> Bundle:
+        """A bundle for tensors like these: their sites are declared, and get rows if their tensors
+        can be read together; if they are to be `copied` or compared, that too."""
+        bundle = Bundle(spots, tensors)
+        together: dict[Rows, list[int]] = {}
+        for k, x in enumerate(tensors):
+            rows = self._rows_of(x.device)
+            table: Sketcher = rows.table  # type: ignore[assignment]
+            if x.numel() and (is_one_stretch(x) if copied else table.takes(x)):
+                together.setdefault(rows, []).append(k)
+            else:
+                bundle.odd.append(k)
+        for rows, found in together.items():
+            most = rows.limit // _TOGETHER
+            for positions in (found[i : i + most] for i in range(0, len(found), most)):
+                own = [tensors[k] for k in positions]
+                declared = [self._declared(spots[k], tensors[k], rows) for k in positions]
+                self._declare_changed(declared)
+                group = Group([spot.id for spot in declared], spots[0].phase)
+                bundle.shares.append(Share(rows, group, positions, Snapshot.offsets_of(own)))
+        return bundle
+
+    def _add_share(
+        self,
+        share: Share,
+        tensors: Sequence[Tensor],
+        some: list[int] | None,
+        *,
+        copies: Snapshot | None = None,
+        olds: Snapshot | None = None,
+        measured: Measured | None = None,
+    ) -> None:
+        group = share.group
+        if not share.rows.touch_group(group, some):
+            self._hand_over(share.rows, early=True)
+            share.rows.touch_group(group, some)
+        offsets = group.offsets if some is None else group.offsets[some]
+        table: Sketcher = share.rows.table  # type: ignore[assignment]
+        try:
+            if measured is not None and some is None:
+                measured = share.part_of(measured)
+            if measured is None or 8 * len(tensors) != len(measured[0]):
+                measured = measure(tensors)  # some of the bundle
+            table.add_many(offsets, tensors, measured, first=group.first, copies=copies, olds=olds)
+        except BaseException:
+            share.rows.forget_group(group)
+            raise
+
+    def _add_odd(self, bundle: Bundle, k: int, x: Tensor | None) -> None:
+        if x is not None and not bundle.spots[k].off:
+            self.add(bundle.spots[k], x.detach())
+
+    # -- windows out ---------------------------------------------------------------------------
+
+    def hand_over(self, step_of: Callable[[str], int]) -> None:
+        """Give what was filled so far to the drain; drop the step if that would mean to wait."""
+        self._step_of = step_of
+        for rows in self._devices.values():
+            self._hand_over(rows)
+
+    def _hand_over(self, rows: Rows, *, early: bool = False) -> None:
+        """The same for one device; `early` if its rows are used up in the middle of a step."""
+        phases = rows.phases
+        if not phases:
+            if early:
+                rows.discard()
+            return
+        if early and not self._is_sliced:
+            self._is_sliced = True
+            text = f"a step has more sites than {rows.limit}: it is recorded in parts, all of them"
+            self._troubles.tell("sliced", text)
+        steps = {phase: self._step_of(phase) for phase in phases}
+        table: Sketcher = rows.table  # type: ignore[assignment]
+        if self._drain.has_room and table.can_take and self._dropped.isdisjoint(steps.items()):
+            filled, window = rows.take(early=early)
+            sites, self._new_sites = self._new_sites, []
+            self._drain.put(Part(steps, filled, window, sites))
+            self._handed.update(steps.items())
+        else:
+            rows.discard()
+            self._dropped.update(steps.items())
+
+    def close(self) -> None:
+        """Give back the memory of all rows. What was handed over is still read."""
+        self._memory = self.memory
+        for rows in self._devices.values():
+            rows.table.close()
+        for known in (self._several, self._slices, self._ids, self._infos):
+            known.clear()
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """What rows take, in bytes, and for how many sites: now, or before they were given back."""
+        if self._memory is not None:
+            return self._memory
+        taken = [rows.table.nbytes for rows in list(self._devices.values())]
+        return {
+            "sites": len(self._ids),
+            "host_bytes": sum(host for host, _ in taken),
+            "device_bytes": sum(device for _, device in taken),
+        }
+
+    def end(self, phase: str, step: int) -> bool:
+        """All of that step and phase was handed over; false if it had to be dropped."""
+        key = (phase, step)
+        dropped = key in self._dropped
+        self._dropped.discard(key)
+        self._handed.discard(key)
+        self._drain.put(End(step, phase, dropped))
+        return not dropped
+
+    def end_phases(self, which: Callable[[str], bool] = lambda _phase: True) -> None:
+        """End these phases (all by default), where something is waiting."""
+        for phase, step in list(self._handed | self._dropped):
+            if which(phase):
+                self.end(phase, step)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _rows_of(self, device: torch.device) -> Rows:
+        rows = self._devices.get(device)
+        if rows is None:
+            table = self._tables(device)
+            rows = self._devices[device] = Rows(table, _index_of(device))
+            if isinstance(table, PlainTable):
+                self._troubles.slower(device.type, table.reason)
+        return rows
+
+    def _declared(self, spot: Spot, x: Tensor, rows: Rows) -> Spot:
+        """The spot for tensors of this dtype and device; its site is declared when it is new."""
+        spot = spot.variant(x.dtype, rows)
+        if spot.rows is None:
+            spot.dtype, spot.rows = x.dtype, rows
+            site = spot.site
+            known = self._ids.get((site, x.dtype))
+            if known is None:
+                known = self._ids[site, x.dtype] = len(self._ids)
+                facts = Fact() if self.facts is None else self.facts.of(site)
+                shape = tuple(x.shape)
+                info = SiteInfo(known, site, name_of(x.dtype), shape, spot.module_type, *facts)
+                self._infos.append(info)
+                self._new_sites.append(info)
+            spot.id = known
+        return spot
+
+    def _declare_changed(self, spots: list[Spot]) -> None:
+        """Declare those again of which something has changed: a parameter was frozen or thawed."""
+        if self.facts is None:
+            return
+        for known in [self._infos[spot.id] for spot in spots]:
+            facts = self.facts.of(known.site)
+            if facts != (known.requires_grad, known.dropout_p):
+                info = replace(known, requires_grad=facts.requires_grad, dropout_p=facts.dropout_p)
+                self._infos[known.id] = info
+                self._new_sites.append(info)
+
+    def _give_place(self, spot: Spot, rows: Rows, row: Row | None, x: Tensor) -> None:
+        """Let what comes next to this spot take the native path, if there is one."""
+        code = FORMATS.get(x.dtype)
+        if rows.book is not None and code is not None and spot.phase == NATIVE_PHASE:
+            spot.leave_place()
+            spot.place = Place(rows.book, row, spot.id, code)
+
+
+def _index_of(device: torch.device) -> int:
+    """What `Tensor.get_device()` says of tensors there."""
+    return -1 if device.type in {"cpu", "meta"} else device.index or 0
+
+
+class Share(NamedTuple):
+    """Tensors of a bundle that are dense and on one device: as many as are read together."""
+
+    rows: Rows
+    group: Group
+    positions: list[int]
+    offsets: NDArray[np.int64]
+
+    def of(self, tensors: Sequence[Any]) -> Sequence[Tensor]:
+        """Those of the tensors that are this share."""
+        if len(self.positions) == len(tensors):
+            return tensors
+        return [tensors[k] for k in self.positions]
+
+    def part_of(self, measured: Measured) -> Measured | None:
+        """Of what is known of all tensors of the bundle, what is about these; None if they do not
+        follow each other."""
+        first, n = self.positions[0], len(self.positions)
+        if self.positions[-1] - first != n - 1:
+            return None
+        at, what = measured
+        return at[8 * first : 8 * (first + n)], what[16 * first : 16 * (first + n)]
+
+
+class Bundle:
+    """Sites whose tensors are seen together, again and again: all parameters of an optimizer.
+
+    What can be prepared for them is prepared once: a step costs little more than a launch.
+    `measured` is where the tensors lie that it was last compared with.
+    """
+
+    __slots__ = ("_last", "_what", "measured", "odd", "shares", "sizes", "spots")
+
+    def __init__(self, spots: list[Spot], tensors: Sequence[Tensor]) -> None:
+        self.spots = spots
+        self.shares: list[Share] = []
+        self.odd: list[int] = []
+        self._last: object = None
+        self.resize(tensors)
+
+    def resize(self, tensors: Sequence[Tensor]) -> None:
+        """Be for tensors of these sizes."""
+        self.sizes = [(x.numel(), x.dtype, x.get_device(), x.stride()) for x in tensors]
+        self.measured = measure(tensors)
+        self._what = None if self.measured is None else self.measured[1]
+
+    def fits(self, tensors: Sequence[Tensor | None]) -> bool:
+        """Whether all are there, and as they were prepared for."""
+        if self._what is not None:
+            self.measured = measure(tensors)
+            if self.measured is not None:
+                return self.measured[1] == self._what
+        try:
+            # Where they lay when all was looked at: most of the time nothing has moved.
+            now = (
+                list(map(Tensor.data_ptr, tensors)),  # type: ignore[arg-type]
+                list(map(Tensor.numel, tensors)),  # type: ignore[arg-type]
+                [x.dtype for x in tensors],  # type: ignore[union-attr]
+            )
+        except (AttributeError, RuntimeError, TypeError):  # one is not there, or lies nowhere
+            now = None
+        if now is not None and now == self._last:
+            return True
+        fits = len(tensors) == len(self.sizes) and all(map(self.fits_at, count(), tensors))
+        self._last = now if fits else None
+        return fits
+
+    def copies(self, tensors: Sequence[Tensor], kept: Kept) -> Iterator[tuple[int, Tensor]]:
+        """The copies that were kept of these tensors, each with its place among them."""
+        for share, copies in zip(self.shares, kept, strict=False):
+            assert isinstance(copies, Snapshot)
+            for i, k in enumerate(share.positions):
+                yield k, copies.like(i, tensors[k])
+        for k, copy in zip(self.odd, kept[len(self.shares) :], strict=True):
+            assert isinstance(copy, Tensor)
+            yield k, copy
+
+    def fits_at(self, k: int, x: Tensor | None) -> bool:
+        """Whether this one is there, and as it was prepared for: in memory, too."""
+        if x is None or x._is_zerotensor():
+            return False
+        return (x.numel(), x.dtype, x.get_device(), x.stride()) == self.sizes[k]

@@ -1,0 +1,1 @@
+"""Reading a run: which segments count, what they hold, and answers as frames."""

@@ -1,0 +1,124 @@
+"""What is known about a run as a whole: the dictionary behind `run.info`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sonde.store import attempts
+from sonde.store.attempts import AttemptRecord
+from sonde.store.schemas import NUMBERS, SKETCHES
+
+if TYPE_CHECKING:
+    from sonde.store.reading.run import Run
+
+
+def describe(run: Run) -> dict[str, Any]:
+    """Plain values only, ready for JSON. Whatever a damaged file does not tell is None or empty."""
+    snapshot = run._look()
+    about = run._about
+    last = {a.rank: record for a, record in sorted(snapshot.attempts.items())}
+    first_rank = last[min(last)] if last else None
+    events = _events(run)
+    return {
+        "name": run.name,
+        "path": run.path,
+        "run_id": about.get("run_id"),
+        "format_version": about.get("format_version"),
+        "created": about.get("created"),
+        "status": attempts.run_status(snapshot.attempts),
+        "reason": first_rank.reason if first_rank else None,
+        "world_size": _world_size(last.values()),
+        "steps": _steps(run),
+        "records": sum(s.rows for s in snapshot.segments[SKETCHES.name]),
+        "numbers": sum(s.rows for s in snapshot.segments[NUMBERS.name]),
+        "size_bytes": sum(s.size_bytes for table in snapshot.segments.values() for s in table),
+        "config": _mapping(about.get("config")),
+        "versions": _mapping(about.get("versions")),
+        "command": [str(a) for a in _sequence(about.get("command"))],
+        "git": _mapping(about.get("git")) or None,
+        "host": _mapping(about.get("host")),
+        **_watch_info(first_rank),
+        "dropped": _dropped(snapshot.attempts.values()),
+        "skipped": [e for e in events if e["code"] == "skipped"],
+        "warnings": [
+            e for e in events if e["level"] in {"warning", "error"} and e["code"] != "skipped"
+        ],
+        "damaged": [{"file": d.file, "problem": d.problem} for d in run.damaged],
+        "attempts": [_attempt(record) for record in snapshot.attempts.values()],
+    }
+
+
+def _watch_info(record: AttemptRecord | None) -> dict[str, Any]:
+    """What the owner of the writer said about itself, and its `overhead` also by name."""
+    found = _mapping(record.latest.get("info")) if record else {}
+    return {"watch": found, "overhead": found.get("overhead"), "memory": found.get("memory")}
+
+
+def _steps(run: Run) -> dict[str, Any]:
+    """The first and the last step of which anything is known, and of how many something is; and how
+    many were recorded: those with sketches of more than the weights at the end, or all that are
+    known where there is none."""
+    rows = run._ask(
+        "with steps as (select distinct step, phase <> 'final' as sketched from records "
+        "where not replaced "
+        "union all select distinct step, false from numbers where not replaced), "
+        "known as (select step, bool_or(sketched) as sketched from steps group by step) "
+        "select min(step) as first, max(step) as last, "
+        "coalesce(nullif(count(*) filter (sketched), 0), count(*)) as recorded, "
+        "count(*) as known from known"
+    )
+    found: dict[str, Any] = rows.to_pylist()[0]
+    return found
+
+
+def _events(run: Run) -> list[dict[str, Any]]:
+    """Events, those with the same code, place and message told once with how often."""
+    rows = run._ask(
+        "select code, level, place, message, sum(count)::bigint as count, "
+        "min(step) filter (step >= 0) as step from events "
+        "group by code, level, place, message order by min(t_ns), min(ordinal) limit 1000"
+    )
+    found: list[dict[str, Any]] = rows.to_pylist()
+    return found
+
+
+def _dropped(records: Any) -> dict[str, int]:  # Any: a view of AttemptRecords
+    """Records that were handed over and are not on disk, by cause."""
+    total: dict[str, int] = {}
+    for record in records:
+        for cause, n in _mapping(record.latest.get("dropped")).items():
+            if isinstance(n, int):
+                total[str(cause)] = total.get(str(cause), 0) + n
+    return total
+
+
+def _world_size(records: Any) -> int | None:  # Any: a view of AttemptRecords
+    sizes = [record.start.get("world_size") for record in records]
+    return max((n for n in sizes if isinstance(n, int)), default=None)
+
+
+def _attempt(record: AttemptRecord) -> dict[str, Any]:
+    start, latest = record.start, record.latest
+    return {
+        "rank": record.attempt.rank,
+        "attempt": record.attempt.number,
+        "status": record.status(),
+        "reason": record.reason,
+        "resume_from_step": record.resume_from_step,
+        "host": start.get("host"),
+        "pid": start.get("pid"),
+        "step": latest.get("step"),
+        "handed": latest.get("handed"),
+        "written": latest.get("written"),
+        "dropped": _mapping(latest.get("dropped")),
+        "errors": latest.get("errors"),
+        "problems": [str(p) for p in _sequence(latest.get("problems"))],
+    }
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _sequence(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []

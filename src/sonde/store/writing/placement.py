@@ -1,0 +1,65 @@
+"""Where a run goes, and its first step."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sonde._errors import SondeError
+from sonde.store.locations import check_name
+
+
+class Place(NamedTuple):
+    """A run directory, its first step, and whether that is a guess: after the last record."""
+
+    path: Path
+    step: int
+    is_guess: bool = False
+
+
+def place_run(
+    folder: Path, name: str | None, *, resume: bool, step: int | None, updates: int | None
+) -> Place:
+    """Where the run goes, and its first step.
+
+    A run that is resumed goes on at `step`; without one, by how many `updates` the optimizer has
+    made; if that is not known either, after its last record.
+    """
+    if step is not None and step < 0:
+        raise SondeError(f"`step` must be 0 or more, got {step}.")
+    folder = Path(os.path.abspath(folder.expanduser()))
+    if name is not None:
+        name = check_name(name, resume=resume)
+    if not resume:
+        stamp = datetime.now(UTC).astimezone().strftime("%Y%m%d-%H%M%S")
+        return Place(folder / (name or f"{stamp}-{secrets.token_hex(2)}"), step or 0)
+    from sonde.store.reading.run import open_run  # what reads is loaded only to go on with a run
+
+    with open_run(folder / (name or "latest")) as run:
+        if step is not None:
+            return Place(Path(run.path), step)
+        if updates is not None:
+            return Place(Path(run.path), max(updates + _ahead(run.info["config"]), 0))
+        return Place(Path(run.path), max(run.steps, default=-1) + 1, is_guess=True)
+
+
+def _ahead(config: Any) -> int:
+    """How far the steps of a run are ahead of the optimizer's counter, as they were at its start.
+    `Any`: a document that may hold anything."""
+    watch = config.get("watch")
+    began = watch.get("began") if isinstance(watch, dict) else None
+    if not isinstance(began, dict):
+        return 0
+    step, updates = began.get("step"), began.get("updates")
+    return step - updates if isinstance(step, int) and isinstance(updates, int) else 0
+
+
+def step_of(state: dict[str, Any]) -> int:
+    """The step of `Watch.state_dict()`. `Any`: what a checkpoint holds."""
+    step = state.get("step")
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        raise SondeError(f"`state` must hold a `step` of 0 or more, got {step!r}.")
+    return step

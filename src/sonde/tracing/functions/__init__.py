@@ -1,0 +1,1 @@
+"""Observing single functions while they run."""

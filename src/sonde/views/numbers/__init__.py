@@ -1,0 +1,1 @@
+"""Views of numbers: heatmaps, kymographs, cross-sections, lines."""

@@ -1,0 +1,1 @@
+"""Views of traced variables: values, matrices and the source that made them."""
