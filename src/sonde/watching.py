@@ -11,16 +11,16 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from weakref import ref
 
 from sonde import _endings
 from sonde._errors import SondeError
 from sonde._memory import give_back
 from sonde._signals import is_from_handler
+from sonde.capture.backend import Session, backend_of
 from sonde.capture.budget import Budget
 from sonde.capture.drain import Drain, Word
-from sonde.capture.frameworks import torch_capture
 from sonde.capture.launch import rank_and_world
 from sonde.capture.open_watches import OPEN as _OPEN
 from sonde.capture.open_watches import UNRECORDED as _UNRECORDED
@@ -30,9 +30,6 @@ from sonde.record import Sink
 from sonde.store.writing.claims import RankTakenError
 from sonde.store.writing.placement import place_run, step_of
 from sonde.store.writing.writer import Writer
-
-if TYPE_CHECKING:
-    from sonde.capture.torch.session import Session
 
 _CLOSE_TIMEOUT_S, _EXIT_TIMEOUT_S = 10.0, 4.0
 
@@ -123,20 +120,19 @@ def watch(
     )
     schedule = schedule_of(every)
     budget = None if overhead_budget is None else Budget(schedule, overhead_budget)
-    torch = torch_capture()
-    optimizers = torch.check(model, optimizer, plan)
+    prepared = backend_of(model).prepare(model, optimizer, plan)
     described |= {
-        "model": type(model).__name__,
-        "optimizers": [type(o).__name__ for o in optimizers],
+        "model": prepared.model_type,
+        "optimizers": list(prepared.optimizer_types),
         "overhead_budget": overhead_budget,
     }
-    done = torch.updates_of(optimizers)
+    done = prepared.updates
     place = place_run(Path(dir), name, resume=resume, step=step, updates=done)
     described["began"] = {"step": place.step, "updates": done or 0}
     rank, world_size = rank_and_world(rank, world_size)
     voice = Voice()
     drain = Drain()
-    session = torch.Session(model, optimizers, plan, budget or schedule, drain, step=place.step)
+    session = prepared.start(budget or schedule, drain, place.step)
     try:
         if reference is not None:
             session.set_reference(reference)
@@ -199,7 +195,7 @@ class Watch:
         self._is_shut = False
         self._reason: str | None = None
         if session is not None and drain is not None:
-            session.capture.troubles.warn = self._warn_later
+            session.troubles.warn = self._warn_later
             if budget is not None:
                 budget.spent_s = lambda: session.spent_s
             drain.after_step = self._tell_cost
@@ -226,7 +222,7 @@ class Watch:
     def __repr__(self) -> str:
         if self._session is None:
             return "Watch(off)"
-        return f"Watch(path={str(self.path)!r}, step={self._session.capture.step})"
+        return f"Watch(path={str(self.path)!r}, step={self._session.step})"
 
     @property
     def path(self) -> Path | None:
@@ -236,7 +232,7 @@ class Watch:
     @property
     def is_recording(self) -> bool:
         """Whether the current step is recorded."""
-        return self._session is not None and self._session.capture.recording
+        return self._session is not None and self._session.is_recording
 
     @property
     def every(self) -> Every | None:
@@ -250,13 +246,13 @@ class Watch:
             if self._budget is not None:
                 self._budget.schedule = schedule
                 schedule = self._budget
-            self._session.capture.reschedule(schedule)
+            self._session.reschedule(schedule)
             self._every = value
 
     @property
     def current_step(self) -> int | None:
         """The step under way, or the next one. Assign a higher one between steps."""
-        return None if self._session is None else self._session.capture.step
+        return None if self._session is None else self._session.step
 
     @current_step.setter
     def current_step(self, value: int) -> None:
@@ -312,12 +308,12 @@ class Watch:
             self.log(scalars)
             return
         if scalars:
-            self.log(scalars, step=self._session.capture.step)
+            self.log(scalars, step=self._session.step)
         self._session.end_by_hand()
 
     def paused(self) -> AbstractContextManager[None]:
         """Record nothing inside of this block."""
-        return nullcontext() if self._session is None else self._session.capture.paused()
+        return nullcontext() if self._session is None else self._session.paused()
 
     def phase(self, name: str, *, step: int | None = None) -> AbstractContextManager[None]:
         """Record all passes inside this block under this phase, unless `phases` has a schedule for
@@ -363,10 +359,7 @@ class Watch:
         if self._is_off():
             return
         assert self._session is not None
-        from sonde.capture.torch.metrics import register
-
-        register.add_metric(
-            self._session.observer,
+        self._session.add_metric(
             name,
             fn,
             kind=kind,
@@ -418,7 +411,7 @@ class Watch:
         """What a checkpoint needs for the run to go on: the next step. Empty when Sonde is off."""
         if self._session is None:
             return {}
-        return {"step": self._session.capture.step, "run": self.path.name if self.path else None}
+        return {"step": self._session.step, "run": self.path.name if self.path else None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on at the step of a checkpoint. Records of this run from that step on are replaced."""
@@ -472,7 +465,7 @@ class Watch:
     def forked(self) -> None:
         """Be silent for ever: the process is a fork of the one that records."""
         if self._session is not None:
-            self._session.capture.forked()
+            self._session.forked()
 
     def _at_exit(self) -> None:
         self.close(_endings.of_process(), _EXIT_TIMEOUT_S)
@@ -487,7 +480,7 @@ class Watch:
 
     def _refuse(self, text: str) -> None:
         assert self._session is not None
-        if self._session.capture.plan.strict:
+        if self._session.plan.strict:
             raise SondeError(text)
         self._voice.warn(text)
 

@@ -34,6 +34,7 @@ from sonde.tracing.troubles import Troubles
 from sonde.tracing.windows import Budget
 
 if TYPE_CHECKING:
+    from sonde.capture.backend import Session
     from sonde.watching import Watch
 
 _HDF5_ENDINGS: Final = (".h5", ".hdf5", ".he5")
@@ -318,17 +319,17 @@ class PassClock:
 class WatchClock:
     """Iterations are the steps of the watch of the same model, for as long as it lasts."""
 
-    def __init__(self, framework: Any, capture: Any) -> None:  # Any: of the capture
+    def __init__(self, framework: Any, session: Session) -> None:
         self._framework = framework
-        self._capture = capture
+        self._session = session
         self._after = 0
 
     def now(self) -> tuple[int, str]:
         mode = "train" if self._framework.is_training else "eval"
-        return self._capture.step + self._after, self._capture._forced or mode
+        return self._session.step + self._after, self._session.forced_phase or mode
 
     def begin(self) -> tuple[int, str]:
-        if self._capture.is_closed:
+        if self._session.is_closed:
             self._after += 1
         return self.now()
 
@@ -336,7 +337,7 @@ class WatchClock:
 def _clock(framework: Any, watch: Watch | None, first: int) -> PassClock | WatchClock:
     if watch is None or watch._session is None:
         return PassClock(framework, first)
-    return WatchClock(framework, watch._session.capture)
+    return WatchClock(framework, watch._session)
 
 
 def _watch_of(model: Any) -> Watch | None:

@@ -58,7 +58,7 @@ from sonde.capture.torch.passes import (
 from sonde.capture.torch.rows.host import table_for
 from sonde.capture.torch.rows.recorder import Recorder, Tables
 from sonde.capture.torch.tap import Key, Onlooker, Tap, new_sign
-from sonde.capture.torch.troubles import Troubles
+from sonde.capture.troubles import Troubles
 from sonde.capture.window import NATIVE_PHASE, Spot
 
 

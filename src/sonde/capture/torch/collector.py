@@ -19,7 +19,7 @@ from sonde.capture.torch.passes import Held, Leaves, Pass
 from sonde.capture.torch.rows.recorder import Recorder
 from sonde.capture.torch.rows.strided import Slices
 from sonde.capture.torch.tap import Key, Owner, Tap
-from sonde.capture.torch.troubles import Troubles
+from sonde.capture.troubles import Troubles
 from sonde.capture.window import NATIVE_PHASE, Spot
 from sonde.record import Kind
 

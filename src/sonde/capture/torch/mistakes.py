@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from sonde.capture.torch.troubles import Troubles
+from sonde.capture.troubles import Troubles
 
 _LOOK_EVERY: Final = 10
 """Passes after which parameters are looked at: less often than they cost anything."""

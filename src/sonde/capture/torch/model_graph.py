@@ -11,7 +11,7 @@ from sonde.capture.leaves import leaves
 from sonde.capture.torch import names
 from sonde.capture.torch.compile import hooks
 from sonde.capture.torch.hooks import MAX_SLOTS, inputs
-from sonde.capture.torch.troubles import Troubles
+from sonde.capture.troubles import Troubles
 from sonde.graph.torch import Framework, GraphTaker, skipped_code
 
 

@@ -12,7 +12,7 @@ from sonde.capture.torch.compile import hooks
 from sonde.capture.torch.compile.operators import share
 from sonde.capture.torch.hooks import hang, new_id, take_off
 from sonde.capture.torch.tap import Owner, Tap, is_plain
-from sonde.capture.torch.troubles import Troubles
+from sonde.capture.troubles import Troubles
 from sonde.record import Kind
 
 MODULE_KINDS: Final[frozenset[Kind]] = frozenset({"input", "output", "input_grad", "output_grad"})

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from numbers import Integral
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +12,13 @@ from torch.optim import Optimizer
 
 from sonde._errors import SondeError
 from sonde.capture import active
+from sonde.capture.backend import described
 from sonde.capture.budget import Budget
-from sonde.capture.drain import Drain, Numbers
-from sonde.capture.latest import Latest, check_stats
+from sonde.capture.drain import Drain
+from sonde.capture.latest import Latest
 from sonde.capture.norms import Norms
-from sonde.capture.plan import Plan, Schedule, kinds_of, selector_of
-from sonde.capture.repeats import Repeats, check_reduce
+from sonde.capture.plan import Every, Plan, Schedule
+from sonde.capture.scalars import Scalars, renumber
 from sonde.capture.torch import blocks, names, patches
 from sonde.capture.torch.capture import Capture
 from sonde.capture.torch.cuda import copies
@@ -29,17 +29,14 @@ from sonde.capture.torch.mistakes import concerns
 from sonde.capture.torch.optim.hyperparameters import Hyperparameters
 from sonde.capture.torch.optim.optimizers import Optimizers
 from sonde.capture.torch.outside import Outside
+from sonde.capture.troubles import Troubles
 from sonde.record import Sink
 
-__all__ = ["Session", "check", "updates_of"]
-
-_WAIT_S: Final = 10.0
+__all__ = ["TorchSession", "check", "updates_of"]
 
 
-def check(model: object, optimizer: object, plan: Plan) -> list[Optimizer]:
+def check(model: nn.Module, optimizer: object, plan: Plan) -> list[Optimizer]:
     """The optimizers as a list, or an error about what cannot be watched. Changes nothing."""
-    if not isinstance(model, nn.Module):
-        raise SondeError(f"`model` must be a torch.nn.Module, got {_described(model)}.")
     several = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
     optimizers = [_optimizer(o) for o in several if o is not None]
     if not _selects_any(model, plan):
@@ -52,7 +49,7 @@ def check(model: object, optimizer: object, plan: Plan) -> list[Optimizer]:
     return optimizers
 
 
-class Session:
+class TorchSession:
     """A model being watched, with its optimizers. `close` leaves nothing on either."""
 
     def __init__(
@@ -72,22 +69,60 @@ class Session:
         self._concerns = list(concerns(model, optimizers))
         self.latest = Latest()
         self._outside = Outside(self.capture)
-        self._repeats = Repeats()
         try:
             self._optimizers = Optimizers(self.capture, optimizers)
         except BaseException:
             self.capture.close()
             raise
+        self._scalars = Scalars(
+            drain,
+            self.capture.phases,
+            self.capture.troubles,
+            self.latest,
+            memory=self.observer,
+            number=_number,
+        )
         self._hyperparameters: Hyperparameters | None = None
         if plan.hyperparameters:
             found = Hyperparameters(self.capture, optimizers, self.observer.remember)
             self._hyperparameters = found
-            drain.norms = Norms(found.taken)
+            found.taken = self._scalars.taken
+            drain.norms = Norms(self._scalars.taken)
             patches.listen(found)
         if not optimizers:
             self.capture.begun = self._optimizers.begin_by_hand
         patches.listen(self._optimizers)
         active.add(self.capture, self.observer)
+
+    @property
+    def plan(self) -> Plan:
+        """What to record."""
+        return self.capture.plan
+
+    @property
+    def troubles(self) -> Troubles:
+        """What went wrong or was left out."""
+        return self.capture.troubles
+
+    @property
+    def step(self) -> int:
+        """The step under way, or the next one."""
+        return self.capture.step
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether the current step is recorded."""
+        return self.capture.recording
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has been closed."""
+        return self.capture.is_closed
+
+    @property
+    def forced_phase(self) -> str | None:
+        """The phase that `watch.phase` has set, None outside such a block."""
+        return self.capture.phases.forced
 
     @property
     def kernel(self) -> str:
@@ -156,44 +191,14 @@ class Session:
 
     def log(
         self,
-        values: dict[str, Any],
+        values: Mapping[str, Any],
         *,
         step: int | None,
         reduce: str,
         refuse: Callable[[str], None],
     ) -> None:
         """Numbers of a step. Tensors are not waited for; what is no number is refused."""
-        try:
-            check_reduce(reduce)
-        except SondeError as error:
-            refuse(f"Numbers were not logged: {error}")
-            return
-        if step is not None and not _is_step(step):
-            kind = type(step).__name__
-            refuse(f"Numbers were not logged: `step` must be an int of 0 or more, got {kind}.")
-            return
-        numbers: dict[str, float | Callable[[], float]] = {}
-        for name, value in values.items():
-            try:
-                if not isinstance(name, str):
-                    raise TypeError(f"a name must be a str, got {type(name).__name__}")
-                numbers[name] = _number(value)
-            except Exception as error:
-                self.capture.troubles.pass_on(error)
-                refuse(f"`{name}` was not logged: {error}")
-        if numbers:
-            label = self.capture.phases.label if step is None else int(step)
-            if self._hyperparameters is not None:
-                self._hyperparameters.taken.update(numbers)
-            phase = self.capture._forced or "train"
-            for name, number in numbers.items():
-                when = (label, phase)
-                numbers[name] = self._repeats.put(name, number, when=when, reduce=reduce)
-                self.observer.remember(label, name, numbers[name])
-            where: list[str | None] = [None] * len(numbers)
-            self.capture.drain.put(
-                Numbers(label, phase, list(numbers), where, list(numbers.values()))
-            )
+        self._scalars.log(values, step=step, reduce=reduce, refuse=refuse)
 
     def metrics(
         self,
@@ -205,45 +210,37 @@ class Session:
         prefix: str,
     ) -> dict[str, float]:
         """Numbers of a step, and statistics of the last recorded one if asked for."""
-        asked = check_stats(stats)
-        wanted = None if kinds is None else kinds_of(kinds)
-        chosen = selector_of(include, "include")
-        self.capture.drain.wait(_WAIT_S)
-        latest = self.latest
-        if step is None and asked and latest.step is not None:
-            step = latest.step
-        at = self.observer.last_step if step is None else step
-        found = self.observer.numbers_of(at, chosen)
-        found |= {name: v for name, v in latest.norms(at).items() if name not in found}
-        if asked and at == latest.step:
-            found |= latest.statistics(
-                asked,
-                lambda site: (
-                    (wanted is None or site.kind in wanted)
-                    and (chosen is None or chosen(site.module, None) or chosen(site.path, None))
-                ),
-            )
-        return {f"{prefix}/{key}": v for key, v in found.items()} if prefix else found
+        return self._scalars.flat(step, stats=stats, kinds=kinds, include=include, prefix=prefix)
+
+    def add_metric(
+        self,
+        name: str | Callable[..., Any],
+        fn: Callable[..., Any] | None,
+        *,
+        kind: str | tuple[str, ...] | None,
+        where: Any,
+        reduce: Any,
+        every: Every | None,
+        against: str | None,
+    ) -> None:
+        """Record `fn(tensor)` at every recorded step."""
+        register.add_metric(
+            self.observer,
+            name,
+            fn,
+            kind=kind,
+            where=where,
+            reduce=reduce,
+            every=every,
+            against=against,
+        )
 
     def renumber(self, step: object, refuse: Callable[[str], None]) -> None:
         """Give the next step this number, if it can have it."""
         capture = self.capture
         with capture.lock:
-            ended, phases = capture.phases.ended, capture.phases
-            least = 0 if ended is None else ended + 1
-            if not _is_step(step) or int(step) < least:  # type: ignore[call-overload]  # it is Integral
-                refuse(
-                    f"`current_step` must be an int of {least} or more, got {step!r}. "
-                    f"The step is still {phases.step}."
-                )
-            elif not phases.is_between:
-                refuse(
-                    f"`current_step` can only be set between steps. Step {phases.step} has begun "
-                    "and keeps its number."
-                )
-            else:
-                phases.renumber(int(step))  # type: ignore[call-overload]  # it is Integral
-                capture.troubles.step = phases.step
+            if renumber(capture.phases, step, refuse):
+                capture.troubles.step = capture.step
                 capture._begin()
 
     def record(self, name: object, x: object, refuse: Callable[[str], None]) -> None:
@@ -258,6 +255,18 @@ class Session:
     def set_reference(self, model: object, *, device: Any = None, run: bool = True) -> None:
         """Compare with this model from now on."""
         register.set_reference(self.observer, model, device=device, run=run)
+
+    def reschedule(self, schedule: Schedule) -> None:
+        """Use another schedule: at once between steps, else from the next step on."""
+        self.capture.reschedule(schedule)
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Record nothing inside the block."""
+        return self.capture.paused()
+
+    def forked(self) -> None:
+        """Record nothing any more: the process is a fork of the one that records."""
+        self.capture.forked()
 
     def phase(self, name: str, step: int | None) -> AbstractContextManager[None]:
         """Record the passes inside under this phase."""
@@ -330,26 +339,16 @@ def _optimizer(given: Any) -> Optimizer:
         return _optimizer(inner)
     if isinstance(given, Optimizer):
         raise SondeError(
-            f"The optimizer {_described(given)} has no hooks: it never called "
+            f"The optimizer {described(given)} has no hooks: it never called "
             "`torch.optim.Optimizer.__init__`. Pass the optimizer that it uses."
         )
     raise SondeError(
-        f"`optimizer` must be a torch.optim.Optimizer or a list of them, got {_described(given)}."
+        f"`optimizer` must be a torch.optim.Optimizer or a list of them, got {described(given)}."
     )
 
 
 def _hooks_of(optimizer: Any) -> object:
     return getattr(optimizer, "_optimizer_step_pre_hooks", None)
-
-
-def _described(given: object) -> str:
-    return f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
-
-
-def _is_step(given: object) -> bool:
-    """Whether it is a number of a step. (A tensor may have to come from a device.)"""
-    is_whole = isinstance(given, Integral) and not isinstance(given, bool)
-    return is_whole and 0 <= int(given) < 2**63  # type: ignore[call-overload]  # it is Integral
 
 
 def _number(value: Any) -> float | Callable[[], float]:

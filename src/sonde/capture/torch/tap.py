@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sonde.capture.native import Bunch, Lane, Native, Point
 from sonde.capture.plan import Plan
 from sonde.capture.torch.mistakes import Silence
-from sonde.capture.torch.troubles import Troubles
+from sonde.capture.troubles import Troubles
 from sonde.capture.window import NATIVE_PHASE, Spot
 from sonde.record import Kind
 

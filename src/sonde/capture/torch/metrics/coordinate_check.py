@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sonde.capture.leaves import leaves
 from sonde.capture.torch.metrics.accumulate import Tallies
 from sonde.capture.torch.metrics.reference import Reference, first_tensor, unrepeatable
-from sonde.capture.torch.troubles import Troubles
+from sonde.capture.troubles import Troubles
 from sonde.metrics import names
 from sonde.metrics.torch.rcc import Triple, terms
 

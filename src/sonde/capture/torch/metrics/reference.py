@@ -25,7 +25,7 @@ from sonde.capture.leaves import leaves
 from sonde.capture.torch import names
 from sonde.capture.torch.hooks import MAX_SLOTS
 from sonde.capture.torch.metrics.isolation import Buffers, same_random_numbers
-from sonde.capture.torch.troubles import Troubles
+from sonde.capture.troubles import Troubles
 
 _PLAIN: Final = (
     Tensor,

@@ -31,7 +31,7 @@ from sonde.capture.torch.rows.host import (
     measure,
 )
 from sonde.capture.torch.rows.strided import Known, Slices
-from sonde.capture.torch.troubles import Troubles
+from sonde.capture.troubles import Troubles
 from sonde.capture.window import NATIVE_PHASE, Group, Rows, Spot
 from sonde.kernels.torch import Unsupported, name_of
 from sonde.record import Site, SiteInfo
