@@ -15,7 +15,7 @@ import sonde
 from sonde.capture.drain import Drain, End, Part
 from sonde.capture.plan import Plan, kinds_of, schedule_of
 from sonde.capture.torch.rows.host import HostTable, PlainTable, table_for
-from sonde.capture.torch.session import Session
+from sonde.capture.torch.session import TorchSession
 from sonde.capture.window import Window
 
 
@@ -172,7 +172,7 @@ def session_of(model, optimizer, sinks, *, warned=None, table=None, strict=False
     """A session without a run, with its own sinks, table and warnings."""
     drain = Drain(sinks, capacity_bytes=capacity)
     plan = Plan(kinds_of("all"), strict=strict)
-    session = Session(model, [optimizer], plan, schedule_of(1), drain, step=0)
+    session = TorchSession(model, [optimizer], plan, schedule_of(1), drain, step=0)
     session.capture.troubles.warn = (warned if warned is not None else []).append
     if table is not None:
         session.capture.recorder._tables = lambda device: table

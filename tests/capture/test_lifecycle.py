@@ -23,7 +23,7 @@ import sonde
 from sonde.capture import active
 from sonde.capture.drain import Drain
 from sonde.capture.plan import Plan, kinds_of, schedule_of
-from sonde.capture.torch.session import Session
+from sonde.capture.torch.session import TorchSession
 
 
 class Net(nn.Module):
@@ -317,7 +317,7 @@ def test_a_thousand_sessions_leave_nothing(model, optimizer):
     def attach_and_detach(n):
         for _ in range(n):
             drain = Drain([])
-            session = Session(model, [optimizer], plan, schedule_of(1), drain, step=0)
+            session = TorchSession(model, [optimizer], plan, schedule_of(1), drain, step=0)
             model(torch.ones(1, 4))
             session.close()
             drain.close("finished", 10.0)
