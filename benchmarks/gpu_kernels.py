@@ -19,7 +19,7 @@ import torch
 
 import sonde
 from sonde.capture.torch.rows import cuda
-from sonde.capture.torch.rows.host import Snapshot
+from sonde.capture.torch.rows.host import TensorCopies
 
 
 def device_us(act: Callable[[], object], repeats: int = 25) -> float:
@@ -96,8 +96,8 @@ def many(table: cuda.CudaTable, copy: float) -> list[dict]:
     layer = [(768, 2304), (2304,), (768, 768), (768,), (768, 3072), (3072,), (3072, 768), (768,)]
     shapes = [(50304, 768), (1024, 768), *(layer + [(768,)] * 4) * 12, (768,), (768,)]
     tensors = [torch.randn(s, device="cuda") for s in shapes]
-    offsets = Snapshot.offsets_of(tensors)
-    olds, copies = Snapshot(tensors, offsets), Snapshot(tensors, offsets)
+    offsets = TensorCopies.offsets_of(tensors)
+    olds, copies = TensorCopies(tensors, offsets), TensorCopies(tensors, offsets)
     for i, x in enumerate(tensors):
         olds.like(i, x).copy_(x + 1e-3)
     indices = np.arange(len(tensors))

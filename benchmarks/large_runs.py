@@ -27,12 +27,12 @@ import psutil
 from sonde._version import VERSION
 from sonde.graph.model import node_id
 from sonde.record import (
+    CallPort,
     GraphEdge,
     GraphModule,
     GraphNode,
     GraphPart,
     NumberBatch,
-    Port,
     Site,
     SiteInfo,
     SketchBatch,
@@ -80,7 +80,7 @@ def transformer(blocks: int) -> dict[str, str]:
 
 def graph_of(modules: dict[str, str]) -> GraphPart:
     """Calls inside of calls, each joined to the next beside it."""
-    port = (Port("0", "bfloat16", (8, 1024, 8192)),)
+    port = (CallPort("0", "bfloat16", (8, 1024, 8192)),)
     called = [p for p in modules if not p.endswith(("layers", "experts"))]
     known = set(called)
     nodes, edges, last = [], [], {}

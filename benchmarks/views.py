@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from large_runs import RESULTS, Figure, Served, experts, keep, make_experts, make_transformer
-from sonde.graph.folding import Folder, Tree
+from sonde.graph.folding import Folder, ModuleTree
 from sonde.store import open_run
 from sonde.views.envelope import unpack
 
@@ -114,7 +114,7 @@ def measure_experts(path: Path) -> Iterator[Figure]:
         start = time.perf_counter()
         level = graph.level("model.layers.3.mlp")
         folded = Folder(graph).fold(level.nodes, level.edges)
-        _ = Tree(graph.modules).folded_path
+        _ = ModuleTree(graph.modules).folded_path
         yield "many modules: graph and tree folded", time.perf_counter() - start, "s"
         yield "many modules: boxes of a block's experts", len(folded.folds), ""
     served = Served(path)

@@ -167,7 +167,7 @@ NodeKind = Literal["module", "input", "output", "attach"]
 
 
 @dataclass(frozen=True, slots=True)
-class Port:
+class CallPort:
     """A tensor that goes into or comes out of a call. A dimension that varied is -1."""
 
     slot: str
@@ -199,8 +199,8 @@ class GraphNode:
     call: int
     kind: NodeKind
     parent: str
-    inputs: tuple[Port, ...] = ()
-    outputs: tuple[Port, ...] = ()
+    inputs: tuple[CallPort, ...] = ()
+    outputs: tuple[CallPort, ...] = ()
     count: int = 0
 
 

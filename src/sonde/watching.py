@@ -20,12 +20,12 @@ from sonde._memory import give_back
 from sonde._signals import is_from_handler
 from sonde.capture.backend import Session, backend_of
 from sonde.capture.budget import Budget
-from sonde.capture.drain import Drain, Word
+from sonde.capture.drain import DeferredWarning, Drain
 from sonde.capture.launch import rank_and_world
 from sonde.capture.open_watches import OPEN as _OPEN
 from sonde.capture.open_watches import UNRECORDED as _UNRECORDED
 from sonde.capture.plan import Every, Phases, plan_of, schedule_of
-from sonde.capture.voice import Voice, users_place
+from sonde.capture.voice import WarnOnce, users_place
 from sonde.record import Sink
 from sonde.store.writing.claims import RankTakenError
 from sonde.store.writing.placement import place_run, step_of
@@ -130,7 +130,7 @@ def watch(
     place = place_run(Path(dir), name, resume=resume, step=step, updates=done)
     described["began"] = {"step": place.step, "updates": done or 0}
     rank, world_size = rank_and_world(rank, world_size)
-    voice = Voice()
+    voice = WarnOnce()
     drain = Drain()
     session = prepared.start(budget or schedule, drain, place.step)
     try:
@@ -176,7 +176,7 @@ class Watch:
         session: Session | None,
         drain: Drain | None,
         writer: Writer | None,
-        voice: Voice,
+        voice: WarnOnce,
         every: Every | None,
         budget: Budget | None = None,
         new_writer: Callable[..., Writer] | None = None,
@@ -206,7 +206,7 @@ class Watch:
     @classmethod
     def inert(cls) -> Watch:
         """A watch that does nothing: `SONDE=off`."""
-        return cls(None, None, None, Voice(), None)
+        return cls(None, None, None, WarnOnce(), None)
 
     def __enter__(self) -> Self:
         return self
@@ -476,7 +476,7 @@ class Watch:
     def _warn_later(self, text: str) -> None:
         """Warn from the drain: this is called in hooks."""
         if self._drain is not None and self._voice.is_new(text):
-            self._drain.put(Word(text, users_place()))
+            self._drain.put(DeferredWarning(text, users_place()))
 
     def _refuse(self, text: str) -> None:
         assert self._session is not None

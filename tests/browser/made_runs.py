@@ -13,12 +13,12 @@ import numpy as np
 from sonde.graph.model import node_id
 from sonde.kernels.reference import sketch
 from sonde.record import (
+    CallPort,
     GraphEdge,
     GraphModule,
     GraphNode,
     GraphPart,
     NumberBatch,
-    Port,
     Site,
     SiteInfo,
     SketchBatch,
@@ -27,7 +27,7 @@ from sonde.sketch import concatenate
 from sonde.store import Writer
 
 NORMAL = np.array([NormalDist().inv_cdf((i + 0.5) / 8192) for i in range(8192)])
-PORT = (Port("0", "float32", (4, 8)),)
+PORT = (CallPort("0", "float32", (4, 8)),)
 CONTAINERS = ("ModuleList", "ModuleDict")
 KINDS = ("output", "param", "param_grad")
 HOSTILE = ("__proto__", "constructor", "toString", "hasOwnProperty", "valueOf", "length")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sonde.capture import drain as draining
-from sonde.capture.drain import Drain, End, Part
-from sonde.capture.torch.rows.pinned import NoRoom, PlacedRows, Places
+from sonde.capture.drain import Drain, StepEnd, WindowRows
+from sonde.capture.torch.rows.pinned import NoRoom, PinnedPlaces, PlacedRows
 from sonde.capture.window import Window
 from sonde.kernels import layout
 from sonde.sketch import take
@@ -37,8 +37,8 @@ def put(drain, step, *, can_wait):
     window = Window()
     window.touched["train"] = [(0, [0])]
     filled = Filled(can_wait)
-    drain.put(Part({"train": step}, filled, window))
-    drain.put(End(step, "train"))
+    drain.put(WindowRows({"train": step}, filled, window))
+    drain.put(StepEnd(step, "train"))
     return filled
 
 
@@ -125,7 +125,7 @@ def place_with(words, *, is_busy=True):
 
 @pytest.fixture
 def places():
-    made = Places(SimpleNamespace(), slice_rows=16)
+    made = PinnedPlaces(SimpleNamespace(), slice_rows=16)
     made.rows = 32
     return made
 

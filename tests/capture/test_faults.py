@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from witness import assert_same
 
 import sonde
-from sonde.capture.drain import Drain, End, Part
+from sonde.capture.drain import Drain, StepEnd, WindowRows
 from sonde.capture.plan import Plan, kinds_of, schedule_of
 from sonde.capture.torch.rows.host import HostTable, PlainTable, table_for
 from sonde.capture.torch.session import TorchSession
@@ -377,8 +377,8 @@ def test_a_job_that_cannot_be_done_is_told_and_the_next_is_done(memory):
     drain = Drain([memory])
     window = Window()
     window.touched["train"] = [(0, [0])]
-    drain.put(Part({"train": 0}, Lost(), window))
-    drain.put(End(0, "train"))
+    drain.put(WindowRows({"train": 0}, Lost(), window))
+    drain.put(StepEnd(0, "train"))
     assert drain.wait(30)
     drain.close("finished", 10.0)
     assert [e.code for e in memory.events] == ["record_lost"]

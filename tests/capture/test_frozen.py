@@ -120,9 +120,9 @@ def test_a_parameter_that_is_unfrozen_is_read_at_every_step(watching, model):
 
 
 def test_frozen_parameters_of_a_step_that_was_dropped_are_read_again(model):
-    from sonde.capture.torch.optim.frozen import Frozen
+    from sonde.capture.torch.optim.frozen import FrozenParameters
 
-    frozen = Frozen()
+    frozen = FrozenParameters()
     spots, tensors = [object()], [model[0].weight]
     assert frozen.to_read(spots, tensors, 0, lost=0) == tensors
     assert frozen.to_read(spots, tensors, 1, lost=1) == tensors
@@ -147,14 +147,14 @@ def test_a_heatmap_leaves_unchanged_steps_of_a_frozen_parameter_blank(watching, 
     from sonde.views.answers import ANSWERS
     from sonde.views.questions import parse
     from sonde.views.routes import ROUTES
-    from sonde.views.runs.opened_run import Subject
+    from sonde.views.runs.opened_run import OpenedRun
 
     watch, _ = watching(model, optimizer)
     train(model, optimizer, 10)
     watch.close()
     with open_run(watch.path, frame="arrow") as run:
         question = parse(ROUTES["heat"].question, [("run", "id"), ("kind", "param")])
-        heat = ANSWERS["heat"](Subject(run, "id"), question)
+        heat = ANSWERS["heat"](OpenedRun(run, "id"), question)
     rows = {f"{row.module}.{row.slot}": i for i, row in enumerate(heat.rows)}
     flags = np.array(heat.flags).reshape(len(heat.rows), -1)
     assert np.flatnonzero(flags[rows["0.weight"]] != specs.EMPTY).tolist() == [0, 1, 3, 7]

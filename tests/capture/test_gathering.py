@@ -15,7 +15,7 @@ from torch.fx import Graph
 from sonde.capture.native import MOST_TOGETHER, Book, Bunch, Place, Point, Row
 from sonde.capture.torch.capture import Capture
 from sonde.capture.torch.compile import rewriting
-from sonde.capture.torch.compile.gathering import Who, gather
+from sonde.capture.torch.compile.gathering import TapIdentity, gather
 from sonde.capture.torch.compile.hooks import TRACES_HOOKS
 from sonde.capture.torch.compile.operators import TAP, TAPS
 from sonde.capture.torch.passes import native_path
@@ -51,7 +51,7 @@ class Sketchbook:
         self.graph.call_function(TAP, (x, key))
         return x
 
-    def gathered(self, *outputs, who=lambda _key: Who("mine", True), grads=True):
+    def gathered(self, *outputs, who=lambda _key: TapIdentity("mine", True), grads=True):
         self.graph.output(outputs)
         gather(self.graph, TAP, TAPS, who, grads=grads)
         self.graph.lint()
@@ -118,7 +118,7 @@ def test_gradients_and_others_are_gathered_apart():
     book = Sketchbook()
     for key in range(4):
         book.tap(key)
-    assert book.gathered(who=lambda key: Who("mine", key < 2)) == [[0, 1], 2, 3]
+    assert book.gathered(who=lambda key: TapIdentity("mine", key < 2)) == [[0, 1], 2, 3]
 
 
 def test_what_modules_return_counts_as_what_training_keeps():
@@ -127,7 +127,7 @@ def test_what_modules_return_counts_as_what_training_keeps():
         book.tap(key, values=100)
     for key in range(4, 8):
         book.tap(key, values=4)
-    found = book.gathered(who=lambda key: Who("mine", key >= 4))
+    found = book.gathered(who=lambda key: TapIdentity("mine", key >= 4))
     assert found == [0, 1, 2, 3, [4, 5], [6, 7]]  # 8 values may be
 
 
@@ -157,7 +157,7 @@ def test_owners_and_devices_are_kept_apart():
     for key in (6, 7):
         book.tap(key, device="meta")
     book.tap(8)
-    found = book.gathered(who=lambda key: None if key == 8 else Who(f"{key % 2}", True))
+    found = book.gathered(who=lambda key: None if key == 8 else TapIdentity(f"{key % 2}", True))
     assert sorted(map(str, found)) == ["6", "7", "8", "[0, 2, 4]", "[1, 3, 5]"]
 
 

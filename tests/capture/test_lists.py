@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sonde.capture import native
-from sonde.capture.torch.names import Structure
+from sonde.capture.torch.names import ModelStructure
 
 DICTS, NAME = ("_modules", "_parameters"), "_compiled_call_impl"
 
@@ -93,7 +93,7 @@ def _leave_out(m):
 @pytest.mark.parametrize("change", [_replace, _drop, _renew, _leave_out, lambda m: m[1].compile()])
 def test_a_structure_notices_every_change(change):
     model = _model()
-    structure = Structure(model)
+    structure = ModelStructure(model)
     structure.refresh()
     before = structure.version
     structure.refresh()

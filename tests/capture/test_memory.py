@@ -13,7 +13,7 @@ from torch import nn
 
 import sonde
 from sonde.capture.native import Row, Seen
-from sonde.capture.torch.passes import Held
+from sonde.capture.torch.passes import HeldTensor
 from sonde.capture.torch.rows import host
 from sonde.kernels import layout
 
@@ -158,7 +158,7 @@ def test_the_process_grows_little_with_modules_and_gives_it_back():
 
 def test_a_row_that_was_given_out_again_is_not_taken_for_what_it_held():
     x, opened = torch.ones(3), Row(0, 1)
-    seen, held = Seen(x, 0), Held()
+    seen, held = Seen(x, 0), HeldTensor()
     seen.row = opened
     held.put(x, opened)
     assert seen.row is opened

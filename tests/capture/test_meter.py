@@ -6,7 +6,7 @@ The events of a real device are used in `tests/gpu`.
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sonde.capture.torch.cuda.timer import _WAITING, Meter
+from sonde.capture.torch.cuda.timer import _WAITING, StepTimer
 
 
 class Device:
@@ -43,7 +43,7 @@ class Event:
 
 def run(steps_ms, every, behind):
     device = Device()
-    meter = Meter(device.event, stream=lambda: None)
+    meter = StepTimer(device.event, stream=lambda: None)
     for i, ms in enumerate(steps_ms):
         device.work(ms)
         device.at_ms = max(device.at_ms, device.end_ms - behind)
@@ -79,7 +79,7 @@ def test_one_slow_step_is_no_cost():
 
 def test_steps_that_are_skipped_are_in_no_span():
     device = Device()
-    meter = Meter(device.event, stream=lambda: None)
+    meter = StepTimer(device.event, stream=lambda: None)
     for i in range(60):
         device.work(10.0)
         device.at_ms = device.end_ms
@@ -98,7 +98,7 @@ def test_nothing_is_said_without_steps_of_both_kinds():
 
 def test_a_device_that_is_far_behind_is_left_alone():
     device = Device()
-    meter = Meter(device.event, stream=lambda: None)
+    meter = StepTimer(device.event, stream=lambda: None)
     for i in range(1000):
         device.work(10.0)
         meter.mark(is_recorded=i % 2 == 0)

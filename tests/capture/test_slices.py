@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sonde.capture.torch.rows.strided import Known, Slices
+from sonde.capture.torch.rows.strided import KnownSlices, Slices
 
 SIZES = st.integers(1, 5)
 
@@ -27,7 +27,7 @@ def wholes(draw):
 @given(st.lists(wholes(), min_size=1, max_size=4))
 def test_they_lie_where_they_would_if_they_were_made(several):
     slices = Slices(several)
-    known = Known([], None, slices)
+    known = KnownSlices([], None, slices)
     made = [one for x in several for one in x.unbind(1)]
     assert len(slices) == len(made)
     assert np.frombuffer(known.addresses(slices), np.int64).tolist() == [x.data_ptr() for x in made]
@@ -38,7 +38,7 @@ def test_they_lie_where_they_would_if_they_were_made(several):
 @given(wholes(), wholes(), st.integers(0, 3))
 def test_others_fit_if_they_differ_in_nothing_but_their_place(x, y, shift):
     spots = []
-    known = Known(spots, None, Slices([x]))
+    known = KnownSlices(spots, None, Slices([x]))
     looks = [(z.dtype, z.shape, z.stride(), z.data_ptr() % 16) for z in (x, y)]
     assert known.fits(spots, Slices([y])) == (looks[0] == looks[1])
     assert known.fits(spots, Slices([x]))
@@ -52,7 +52,7 @@ def test_others_fit_if_they_differ_in_nothing_but_their_place(x, y, shift):
 
 def test_nothing_that_has_no_memory_fits():
     spots, x = [], torch.zeros(2, 3, 4, 5)
-    known = Known(spots, None, Slices([x]))
+    known = KnownSlices(spots, None, Slices([x]))
     assert not known.fits(spots, Slices([x.to("meta")]))
     assert not known.fits(spots, Slices([torch._efficientzerotensor((2, 3, 4, 5))]))
     with pytest.raises(IndexError):

@@ -12,7 +12,7 @@ from sonde.cli import main
 from sonde.views import ids
 from sonde.views.answers import ANSWERS
 from sonde.views.questions import HeatQuestion, MoversQuestion, PanelQuestion, SectionQuestion
-from sonde.views.runs.opened_run import Subject
+from sonde.views.runs.opened_run import OpenedRun
 
 
 def train(watch_arguments, steps=3, clips=1):
@@ -116,7 +116,7 @@ def test_show_counts_each_parameter_once(clipped, capsys):
 
 
 def test_the_page_shows_each_parameter_once(run):
-    subject = Subject(run, "x")
+    subject = OpenedRun(run, "x")
     heat = ANSWERS["heat"](subject, HeatQuestion(run="x", kind="param_grad"))
     assert len(heat.rows) == 4
     moved = ANSWERS["movers"](subject, MoversQuestion(run="x", kind="param_grad", stat="rms"))
@@ -128,7 +128,7 @@ def test_the_page_shows_each_parameter_once(run):
 
 def test_the_page_shows_a_gradient_before_clipping_by_its_address(run):
     site = ids.of_name("0/param_grad/weight/before_clip")
-    found = ANSWERS["section"](Subject(run, "x"), SectionQuestion(run="x", site=site, step=0))
+    found = ANSWERS["section"](OpenedRun(run, "x"), SectionQuestion(run="x", site=site, step=0))
     assert found.site.label == "weight/before_clip"
 
 

@@ -176,9 +176,9 @@ def questions(run):
     from sonde.views.answers import ANSWERS
     from sonde.views.questions import parse
     from sonde.views.routes import ROUTES
-    from sonde.views.runs.opened_run import Subject
+    from sonde.views.runs.opened_run import OpenedRun
 
-    subject = Subject(run, "run")
+    subject = OpenedRun(run, "run")
     asked = {"module": ".", "q": "h", "site": "h.0/output/0", "variable": "h.0.forward.q"}
 
     def view(name):

@@ -39,7 +39,7 @@ def attack(act, n, longest_s):
 
 def handing_over(folder, n):
     """The calls with which the training thread reaches the drain and the writer."""
-    from sonde.capture.drain import Drain, Part
+    from sonde.capture.drain import Drain, WindowRows
     from sonde.record import Event
     from sonde.store import Writer
 
@@ -58,7 +58,7 @@ def handing_over(folder, n):
     drain = Quiet([])
 
     def act():
-        drain.put(Part({}, Filled(), None))
+        drain.put(WindowRows({}, Filled(), None))
         writer.event(Event("tick", ""))
         drain.wait(5.0)
         writer.flush(5.0)

@@ -298,7 +298,7 @@ def test_the_private_folder_is_gone_when_the_process_has_ended(path):
     import subprocess
 
     code = (
-        "import sonde\nfrom sonde.store import spilling\n"
+        "import sonde\nfrom sonde.store.sql import spilling\n"
         f"run = sonde.open({str(path)!r})\nrun.steps\nprint(spilling.folder())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

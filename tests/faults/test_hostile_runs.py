@@ -15,7 +15,7 @@ from sonde.cli import main
 from sonde.record import Event, NumberBatch, Site, SiteInfo
 from sonde.store import Writer, locations, open_run
 from sonde.views import envelope
-from sonde.views.runs.run_list import Shelf
+from sonde.views.runs.run_list import RunList
 
 pytestmark = pytest.mark.filterwarnings("ignore::sonde.SondeWarning")
 
@@ -92,7 +92,7 @@ def test_one_bad_run_hides_no_other_in_any_listing(good, tmp_path, kind, capsys)
     assert "good" in capsys.readouterr().out
     assert main(["ls", str(folder), "--json"]) in {0, 1}
     assert {row["name"] for row in json.loads(capsys.readouterr().out)} >= {"good"}
-    shelf = Shelf(str(folder))
+    shelf = RunList(str(folder))
     assert {row.name for row in shelf.table().runs} >= {"good"}
     envelope.pack("runs", shelf.table())
     shelf.version()
@@ -112,7 +112,7 @@ def test_a_run_of_any_name_is_listed_and_steers_nothing(good, tmp_path, name, ca
         out = capsysbinary.readouterr().out.decode("utf-8")
         assert "good" in out
         assert all(c == "\n" or c.isprintable() for c in out), out
-    shelf = Shelf(str(tmp_path / "runs"))
+    shelf = RunList(str(tmp_path / "runs"))
     assert len(shelf.table().runs) == 2
     envelope.pack("runs", shelf.table())[1].decode("utf-8", "strict")
 
@@ -187,7 +187,7 @@ def test_twelve_dense_json_files_take_bounded_memory_and_hide_nothing(good, tmp_
     assert peak < 600 << 20
     assert code == 1
     assert "good" in output
-    assert len(Shelf(str(folder)).table().runs) == 5
+    assert len(RunList(str(folder)).table().runs) == 5
     with open_run(folder / "bad") as run:
         assert len(run.damaged) == 12
         assert run.steps

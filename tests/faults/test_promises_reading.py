@@ -16,11 +16,11 @@ import pytest
 import safetensors.numpy
 
 from sonde.cli import main
-from sonde.present.worker import Desk, answer
+from sonde.present.worker import OpenRuns, answer
 from sonde.store import Writer, open_run
 from sonde.store import safetensors as ours
 from sonde.store.documents import DamagedError
-from sonde.store.packing import Array
+from sonde.store.packing import PackedArray
 from sonde.store.tensors import TensorReader
 
 HOUR_NS = 3600 * 10**9
@@ -104,7 +104,7 @@ def test_a_file_that_is_still_being_copied_is_no_segment(tmp_path):
 
 
 def test_a_run_that_takes_the_place_of_another_is_not_mistaken_for_it(tmp_path):
-    desk = Desk(str(tmp_path))
+    desk = OpenRuns(str(tmp_path))
 
     def ask():
         (run,) = desk.shelf.runs()
@@ -198,7 +198,7 @@ def test_a_row_that_points_elsewhere_reads_nothing(tmp_path, change):
     folder = tmp_path / "run" / "tensors" / "r00000"
     folder.mkdir(parents=True)
     (tmp_path / "secret").write_bytes(b"s" * 64)
-    data, (begin,) = ours.encode([("a", Array("uint8", (16,), b"\1" * 16))])
+    data, (begin,) = ours.encode([("a", PackedArray("uint8", (16,), b"\1" * 16))])
     (folder / "a0000-abcdef01-00000000.safetensors").write_bytes(data)
     row = {"rank": 0, "attempt": 0, "file": 0, "nbytes": 16, "offset": begin, "crc": 0}
     row |= {"name": "x", "dtype": "uint8", "shape": [16], **change}

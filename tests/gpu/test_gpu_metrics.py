@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sonde.capture.torch.metrics.replay import Recipes
+from sonde.capture.torch.metrics.replay import Replays
 
 pytestmark = [
     pytest.mark.gpu,
@@ -281,7 +281,7 @@ def test_a_constant_that_changes_is_followed(watching, monkeypatch):
 
 def test_what_cannot_be_recorded_leaves_the_device_as_it_was():
     """A recording that fails half-way, as one that nobody foresaw would."""
-    recipes = Recipes(lambda error: pytest.fail(repr(error)))
+    recipes = Replays(lambda error: pytest.fail(repr(error)))
     x = torch.randn(4, 8, device="cuda")
 
     def waits(given):
@@ -302,7 +302,7 @@ def test_what_cannot_be_recorded_leaves_the_device_as_it_was():
 
 
 def test_the_memory_of_recipes_is_given_back():
-    recipes = Recipes(lambda error: pytest.fail(repr(error)))
+    recipes = Replays(lambda error: pytest.fail(repr(error)))
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sonde.graph.folding import Tree, repeats_of
+from sonde.graph.folding import ModuleTree, repeats_of
 from sonde.record import GraphModule
 
 
@@ -33,7 +33,7 @@ def test_alternating_modules_of_a_deep_network_are_two_lines_in_the_tree():
     kinds = ("Linear", "ReLU")
     modules = [GraphModule("", "Sequential")]
     modules += [GraphModule(str(i), kinds[i % 2], "", 72 * (1 - i % 2)) for i in range(400)]
-    tree = Tree(modules)
+    tree = ModuleTree(modules)
     runs = tree.runs(0)
     assert [len(run) for run in runs] == [200, 200]
     assert [tree.branches[run[1]].name for run in runs] == ["2", "3"]

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from sonde._errors import SondeError
-from sonde.graph.folding import Folder, Tree
+from sonde.graph.folding import Folder, ModuleTree
 from sonde.graph.model import Graph
 from sonde.record import GraphEdge, GraphModule, GraphNode, GraphPart
 
@@ -70,4 +70,4 @@ def test_every_level_of_a_hostile_graph_can_be_asked_for(name):
             assert node.id not in seen
             seen.add(node.id)
             node = graph.by_id.get(node.parent)
-    assert Tree(graph.modules).folded_path[""] == ("", "")
+    assert ModuleTree(graph.modules).folded_path[""] == ("", "")

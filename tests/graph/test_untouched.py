@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 import sonde
 from sonde.graph.torch import taker as taker_module
-from sonde.graph.torch.trace import Trace
+from sonde.graph.torch.trace import PassTrace
 
 X = torch.arange(12.0).reshape(3, 4) / 10
 
@@ -81,7 +81,7 @@ def test_training_is_the_same_to_the_bit(tmp_path):
 
 def test_outputs_and_random_numbers_are_the_same_for_many_operations():
     """What the traced pass computes, operation by operation, in comparison to one without it."""
-    from sonde.graph.torch.trace import Mode
+    from sonde.graph.torch.trace import TraceMode
 
     def work() -> list[torch.Tensor]:
         torch.manual_seed(0)
@@ -111,7 +111,7 @@ def test_outputs_and_random_numbers_are_the_same_for_many_operations():
         return [*found, *gradients]
 
     before = work()
-    mode = Mode(Trace([], max_calls=16), pytest.fail)
+    mode = TraceMode(PassTrace([], max_calls=16), pytest.fail)
     mode.__enter__()
     traced = work()
     assert mode.stop()
@@ -207,7 +207,7 @@ def test_a_mistake_of_ours_is_an_event_and_not_an_exception(tmp_path, monkeypatc
     def fail(self, *args):
         raise RuntimeError("ours")
 
-    monkeypatch.setattr(Trace, "operation", fail)
+    monkeypatch.setattr(PassTrace, "operation", fail)
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     with sonde.watch(model, dir=tmp_path, name="r", every=1) as watch:
         with pytest.warns(sonde.SondeWarning, match="graph"), flushing(watch):

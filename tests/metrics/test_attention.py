@@ -105,7 +105,7 @@ def test_every_way_of_writing_it_gives_the_same(watching, how, masked):
     mask = torch.ones(6, 6, dtype=torch.bool).tril() if masked else None
     found, memory = listened(watching, model, batch(), mask)
     q, k, v = model.seen
-    expected = of_call(terms.Call(q, k, mask), "[root module]")
+    expected = of_call(terms.AttentionCall(q, k, mask), "[root module]")
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
     if how == "einsum":
         return  # which operand is which is not known
@@ -175,7 +175,7 @@ def test_grouped_heads(watching):
 
     model = Grouped("sdpa", kv_heads=2)
     found, memory = listened(watching, model, batch())
-    expected = of_call(terms.Call(*model.seen, is_causal=True, scale=0.3), "[root module]")
+    expected = of_call(terms.AttentionCall(*model.seen, is_causal=True, scale=0.3), "[root module]")
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
     heads = {n for n in memory.at(0) if n.startswith("./attach/")}
     assert len(heads) == 4 + 2 + 2 + 4
@@ -207,7 +207,7 @@ def test_multihead_attention_of_torch(watching, need_weights, batch_first):
     w, b = fresh.attn.in_proj_weight.detach(), fresh.attn.in_proj_bias.detach()
     q = F.linear(x, w[:16], b[:16]).view(2, 6, 4, 4).transpose(1, 2)
     k = F.linear(other, w[16:32], b[16:32]).view(2, 9, 4, 4).transpose(1, 2)
-    expected = of_call(terms.Call(q, k), "attn")
+    expected = of_call(terms.AttentionCall(q, k), "attn")
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
@@ -242,7 +242,7 @@ def test_flex_attention(watching):
     i = torch.arange(16)
     bias = -(i[:, None] - i) * 0.1 * torch.arange(1, 5)[:, None, None]
     expected = of_call(
-        terms.Call(q, k, bias.masked_fill(i > i[:, None], -math.inf)), "[root module]"
+        terms.AttentionCall(q, k, bias.masked_fill(i > i[:, None], -math.inf)), "[root module]"
     )
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
@@ -282,7 +282,7 @@ def test_own_kernels_tell_of_themselves(watching):
     model(batch()).sum().backward()
     optimizer.step()
     watch.close()
-    expected = of_call(terms.Call(*model.seen, is_causal=True), "[root module]")
+    expected = of_call(terms.AttentionCall(*model.seen, is_causal=True), "[root module]")
     assert watch.metrics() == pytest.approx(expected, rel=1e-4, abs=1e-5)
     assert "./attach/head_3.output" in memory.at(0)
 

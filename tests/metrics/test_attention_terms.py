@@ -32,7 +32,7 @@ def brute(q, k, mask=None, is_causal=False, scale=None):
 
 
 def found(q, k, max_rows=attention.MAX_ROWS, max_elements=attention.MAX_ELEMENTS, **how):
-    call = attention.Call(q, k, **how)
+    call = attention.AttentionCall(q, k, **how)
     return attention.finish(attention.of_call(call, max_rows, max_elements))
 
 
@@ -140,7 +140,8 @@ def test_logits_of_a_model_give_the_same_terms():
 def test_joined_calls_are_one_call():
     q, k = tensors(b=8)
     parts = [
-        attention.of_call(attention.Call(q[i], k[i])) for i in (slice(1), slice(1, 4), slice(4, 8))
+        attention.of_call(attention.AttentionCall(q[i], k[i]))
+        for i in (slice(1), slice(1, 4), slice(4, 8))
     ]
     joined = attention.join(attention.join(parts[0], parts[1]), parts[2])
     assert_terms(attention.finish(joined), brute(q, k), 1e-6)

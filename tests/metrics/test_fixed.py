@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from sonde.capture.torch.metrics.accumulate import reduced
 from sonde.capture.torch.metrics.evaluate import _all_of
-from sonde.capture.torch.metrics.replay import Recipes
+from sonde.capture.torch.metrics.replay import Replays
 from sonde.metrics.model import Metric
-from sonde.metrics.torch.fixed import Probe, fixed
+from sonde.metrics.torch.fixed import ReplayProbe, fixed
 
 POWER = 2
 STATE = {"power": 2}
@@ -170,7 +170,7 @@ def test_a_built_in_that_is_hidden_later_is_noticed(monkeypatch):
 )
 def test_what_needs_the_host_or_leaves_something_behind_is_not_fit(fn, is_fit):
     x = torch.randn(2, 3, 4)
-    with Probe(x.device) as probe:
+    with ReplayProbe(x.device) as probe:
         fn(x)
     assert probe.is_fit == is_fit
 
@@ -222,7 +222,7 @@ def test_of_a_tensor_that_two_modules_return_metrics_are_asked_once(watching):
 
 def test_what_fails_in_a_recipe_is_told_once_and_then_left():
     told = []
-    recipes = Recipes(told.append)
+    recipes = Replays(told.append)
     for _ in range(3):
         assert recipes.follow("nothing", lambda: ([], None), ()) is None
     assert len(told) == 1

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sonde.capture.torch.cuda.copies import Arrivals, number
-from sonde.capture.torch.metrics.accumulate import Tallies, span_of
+from sonde.capture.torch.cuda.copies import HostCopies, number
+from sonde.capture.torch.metrics.accumulate import StepAccumulators, span_of
 from sonde.metrics.model import Merge, OnHost
 from sonde.metrics.names import Label
 
@@ -19,7 +19,7 @@ LABEL = Label("fc", "x", "activation/fc/x")
 
 
 def reduced(values, reduce="mean"):
-    tallies = Tallies()
+    tallies = StepAccumulators()
     for value in values:
         tallies.add(LABEL, reduce, value, when=NOW)
     sent = tallies.take(lambda key, error: pytest.fail(f"{key}: {error!r}"))
@@ -57,7 +57,7 @@ def test_metrics_that_are_reduced_together_say_what_each_would_say(values, cuts,
     edges = [0, *sorted(min(c, len(values)) for c in cuts), len(values)]
     parts = [values[a:b] for a, b in itertools.pairwise(edges) if a < b]
     every = {reduce: list(values) for reduce in SIMPLE}
-    tallies = Tallies()
+    tallies = StepAccumulators()
     groups = [(list(labels.values()), list(SIMPLE)), (list(labels.values())[1:], list(SIMPLE)[1:])]
     for i, part in enumerate(parts):
         which, reduces = groups[fewer and i % 2]
@@ -130,20 +130,20 @@ def test_nothing_is_recorded_of_nothing():
 @pytest.mark.parametrize("value", ["text", [1.0], object(), torch.ones(2, dtype=torch.complex64)])
 def test_what_is_no_number_is_an_error(value):
     with pytest.raises(TypeError, match=r"it (must return|returned)"):
-        Tallies().add(LABEL, "mean", value, when=NOW)
+        StepAccumulators().add(LABEL, "mean", value, when=NOW)
 
 
 def test_a_view_of_the_tensor_is_not_kept():
     """It would keep the whole tensor, and change with it."""
     x = torch.ones(1000)
-    tallies = Tallies()
+    tallies = StepAccumulators()
     tallies.add(LABEL, "mean", x[0], when=NOW, within=span_of(x))
     x.zero_()
     assert tallies.take(pytest.fail)[NOW].flat() == {"activation/fc/x": 1.0}
 
 
 def test_steps_and_phases_are_kept_apart():
-    tallies = Tallies()
+    tallies = StepAccumulators()
     for when in (("train", 1), ("eval", 1), ("eval", 2)):
         tallies.add(LABEL, "sum", 1.0, when=when)
         tallies.add(LABEL, "sum", torch.tensor(float(when[1])), when=when)
@@ -156,7 +156,7 @@ def test_steps_and_phases_are_kept_apart():
 
 
 def test_a_reduction_that_raises_is_told_and_leaves_the_others():
-    tallies = Tallies()
+    tallies = StepAccumulators()
     tallies.add(LABEL, lambda x: 1 / 0, 1.0, when=NOW)
     tallies.add(Label("fc", "y", "y"), "mean", 1.0, when=NOW)
     told = []
@@ -174,7 +174,7 @@ def test_tensors_arrive_as_they_were_sent(shapes, dtypes):
         torch.arange(int(np.prod(s)), dtype=d).reshape(s)
         for s, d in zip(shapes, dtypes, strict=False)
     ]
-    arrived = Arrivals(sent)
+    arrived = HostCopies(sent)
     expected = [x.clone() for x in sent]
     for x in sent:
         x.zero_()

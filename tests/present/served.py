@@ -20,12 +20,12 @@ import psutil
 
 from sonde.kernels.reference import sketch
 from sonde.record import (
+    CallPort,
     GraphEdge,
     GraphModule,
     GraphNode,
     GraphPart,
     NumberBatch,
-    Port,
     Site,
     SiteInfo,
     SketchBatch,
@@ -191,7 +191,7 @@ def make_run(path: Path, names: list[str], steps: int = 4, **options) -> Path:
 
 
 def chain(names: list[str]) -> GraphPart:
-    port = (Port("0", "float32", (11,)),)
+    port = (CallPort("0", "float32", (11,)),)
     nodes = [GraphNode(".", "", 0, "module", "", port, port, 1)]
     nodes += [GraphNode(n, n, 0, "module", ".", port, port, 1) for n in names]
     edges = [GraphEdge(a, b, 1) for a, b in pairwise(names)]

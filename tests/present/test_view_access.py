@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from sonde.present.doorway import Doorway
+from sonde.present.doorway import RedirectFile
 from sonde.present.guard import HEADERS, Rules
 from sonde.present.server import make_app
 from sonde.views.routes import ROUTES
@@ -443,7 +443,7 @@ def test_the_token_is_not_among_the_arguments_of_the_browser(tmp_path):
 
 def test_the_file_that_leads_to_the_address_does_not_stay(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with Doorway(kept_s=0.01) as doorway:
+    with RedirectFile(kept_s=0.01) as doorway:
         doorway.open("http://127.0.0.1:1/?token=x&y=<z>")
         doorway._timer.join()
         assert list(tmp_path.iterdir()) == []

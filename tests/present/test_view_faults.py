@@ -22,7 +22,7 @@ from sonde.present import worker
 from sonde.present.guard import Rules
 from sonde.present.server import make_app
 from sonde.present.timeouts import patient_protocol
-from sonde.present.worker import Desk, answer, refusal
+from sonde.present.worker import OpenRuns, answer, refusal
 from sonde.present.workers import Worker
 
 
@@ -253,7 +253,7 @@ def test_the_widest_questions_are_bounded(server):
 
 @pytest.fixture
 def desk(folder):
-    found = Desk(str(folder))
+    found = OpenRuns(str(folder))
     yield found
     for run in list(found._open):
         found._close(run)
@@ -321,7 +321,7 @@ def test_a_thousand_runs_are_listed_and_four_are_open(tmp_path):
     for i in range(7):
         shutil.rmtree(folder / f"run{i}")
         shutil.copytree(model, folder / f"run{i}")
-    desk = Desk(str(folder))
+    desk = OpenRuns(str(folder))
     table = desk.shelf.table()
     assert (len(table.runs), table.left_out) == (1000, 20)
     for row in table.runs:
@@ -452,7 +452,7 @@ def test_a_worker_that_ran_out_of_memory_is_replaced(folder, tmp_path):
 def test_runs_that_were_deleted_leave_nothing_in_the_memory_of_the_list(tmp_path):
     for i in range(3):
         served.make_run(tmp_path / f"run{i}", ["a"], steps=1)
-    shelf = Desk(str(tmp_path)).shelf
+    shelf = OpenRuns(str(tmp_path)).shelf
     assert len(shelf.table().runs) == 3
     shutil.rmtree(tmp_path / "run1")
     assert len(shelf.table().runs) == 2

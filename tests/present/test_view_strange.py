@@ -7,7 +7,7 @@ from typing import get_type_hints
 import pytest
 from served import NAMES
 
-from sonde.present.worker import Desk, answer, refusal
+from sonde.present.worker import OpenRuns, answer, refusal
 from sonde.views.envelope import unpack
 from sonde.views.routes import ROUTES
 from sonde.views.specs import Failure
@@ -125,7 +125,7 @@ def status_of(desk, view, pairs):
 
 
 def test_nothing_outside_of_the_folder_is_opened(folder):
-    desk = Desk(str(folder))
+    desk = OpenRuns(str(folder))
     run = next(r.id for r in desk.shelf.runs() if r.name == "good")
     asked = [(view, name) for view, name in texts() if ROUTES[view].of_run]
     for view, _ in asked:

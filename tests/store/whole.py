@@ -8,7 +8,7 @@ import numpy as np
 from faulty import QuickFiles
 from made import batch, loss, sites
 
-from sonde.record import Event, GraphEdge, GraphModule, GraphNode, GraphPart, NumberBatch, Port
+from sonde.record import CallPort, Event, GraphEdge, GraphModule, GraphNode, GraphPart, NumberBatch
 from sonde.store import Run, Writer
 from sonde.store.packing import flatten
 from sonde.store.tensors import TracedValue
@@ -31,7 +31,7 @@ def source(name: str = "h.0.forward", text: str = "def forward(self, x):\n") -> 
 
 def graph_part(step: int = 0) -> GraphPart:
     """A model of two modules, one after the other."""
-    port = (Port("0", "float32", (2, 4)),)
+    port = (CallPort("0", "float32", (2, 4)),)
     paths = ("", "h.0", "h.1")
     return GraphPart(
         step,

@@ -155,7 +155,7 @@ def test_containers_and_objects_come_back_from_a_run_as_data(tmp_path):
     assert value["list"][1]["deep"][1].tolist() == [1, 1]
     assert value[3] == {"a", "b"}
     assert value["bytes"] == b"\0\xff"
-    assert isinstance(value["point"], packing.Object)
+    assert isinstance(value["point"], packing.PackedObject)
     assert value["point"].type_name.endswith("Point")
     assert value["point"].fields == {"x": 1.5, "tags": ["t"]}
     assert value["complex"] == 1 + 2j

@@ -14,7 +14,7 @@ from sonde.store import open_run
 from sonde.views.answers import ANSWERS
 from sonde.views.questions import parse
 from sonde.views.routes import ROUTES
-from sonde.views.runs.opened_run import Subject
+from sonde.views.runs.opened_run import OpenedRun
 
 
 class Attention(nn.Module):
@@ -152,7 +152,7 @@ def asked(subject, view, **question):
 @pytest.fixture
 def subject(traced):
     with open_run(traced, frame="arrow") as run:
-        yield Subject(run, "id")
+        yield OpenedRun(run, "id")
 
 
 def test_every_view_serves_variables_as_sites(subject):

@@ -14,7 +14,7 @@ from torch import nn
 
 import sonde
 from sonde.kernels import c as kernel
-from sonde.tracing.torch.tensor_ops import TorchNature
+from sonde.tracing.torch.tensor_ops import TorchTensorOps
 from sonde.tracing.values import ObjectCopy, OutOfRoomError, RefusedError, snapshot
 
 
@@ -237,7 +237,7 @@ def test_the_values_kept_are_those_of_brute_force(first, calls):
 @settings(max_examples=150)
 @given(values)
 def test_a_snapshot_equals_its_value_and_is_another_object(value):
-    nature = TorchNature()
+    nature = TorchTensorOps()
     taken = snapshot(value, nature, 1 << 20)
     assert identical(taken.value, value)
     for quick in (False, True):
@@ -274,7 +274,7 @@ VIEWS = {
     other=st.sampled_from((0, 1, -(2**31), 0x7FC00000, 0x7FC00001)),
 )
 def test_one_changed_bit_is_a_change_and_none_is_none(has_c, view, bits, place, other):
-    nature = TorchNature()
+    nature = TorchTensorOps()
     x = torch.tensor(bits[:24], dtype=torch.int32)
     y = x.clone()
     y[place] = other
@@ -288,7 +288,7 @@ def test_one_changed_bit_is_a_change_and_none_is_none(has_c, view, bits, place, 
 
 
 def test_a_tensor_that_stands_for_zeros_and_has_no_memory_equals_them():
-    nature = TorchNature()
+    nature = TorchTensorOps()
     nothing = torch._efficientzerotensor((3,))
     assert nothing.data_ptr() == 0
     assert not snapshot(torch.zeros(3), nature, 1 << 20).differs(nothing, nature, [], False)
@@ -299,7 +299,7 @@ def test_a_tensor_that_stands_for_zeros_and_has_no_memory_equals_them():
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3)], ids=str)
 def test_tensors_of_every_dtype_are_compared_by_bits(dtype, shape):
-    nature = TorchNature()
+    nature = TorchTensorOps()
     x = torch.ones(shape).to(dtype)
     taken = snapshot(x, nature, 1 << 20)
     assert taken.value.dtype is dtype
@@ -311,7 +311,7 @@ def test_tensors_of_every_dtype_are_compared_by_bits(dtype, shape):
 
 
 def test_odd_tensors_are_kept():
-    nature = TorchNature()
+    nature = TorchTensorOps()
     base = torch.arange(6.0).reshape(2, 3)
     odd = {
         "transposed": base.t(),
@@ -360,7 +360,7 @@ def test_objects_are_kept_as_what_is_in_them():
         def __str__(self):
             raise AssertionError("nothing of the user's is called")
 
-    nature = TorchNature()
+    nature = TorchTensorOps()
 
     def kept(value):
         taken = snapshot(value, nature, 1 << 20)
@@ -401,7 +401,7 @@ def test_a_value_beyond_the_budget_is_refused_with_its_size_and_a_remedy():
     assert trace.refused == {"0": 2}
     assert trace.results["0"].iterations == [2]
     with pytest.raises(OutOfRoomError):
-        snapshot([torch.zeros(100), torch.zeros(100)], TorchNature(), 600)
+        snapshot([torch.zeros(100), torch.zeros(100)], TorchTensorOps(), 600)
 
 
 def test_memory_is_given_back_when_values_are_reduced_and_refused_when_they_pile_up():

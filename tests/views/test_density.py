@@ -10,7 +10,7 @@ from sonde.kernels.reference import sketch
 from sonde.record import Site, SiteInfo, SketchBatch
 from sonde.sketch.bins import EDGES
 from sonde.store import Writer, open_run
-from sonde.views.runs.opened_run import Subject
+from sonde.views.runs.opened_run import OpenedRun
 
 SITE = Site("layer", "output")
 NORMAL = np.array([NormalDist().inv_cdf((i + 0.5) / 20_000) for i in range(20_000)])
@@ -26,7 +26,7 @@ def recorded(path, columns):
             writer.sketches(
                 SketchBatch(step, "train", np.zeros(1, np.int32), sketch(values).columns())
             )
-    return Subject(open_run(path, frame="arrow"), "id")
+    return OpenedRun(open_run(path, frame="arrow"), "id")
 
 
 def modes(found, column):

@@ -12,7 +12,7 @@ from sonde.record import Site, SiteInfo, SketchBatch
 from sonde.sketch import concatenate
 from sonde.store import Writer, open_run
 from sonde.views.runs.header import step_ranges
-from sonde.views.runs.opened_run import Subject
+from sonde.views.runs.opened_run import OpenedRun
 
 
 def test_the_header_says_what_there_is(told, subject):
@@ -83,7 +83,7 @@ def test_what_moves_below_the_smallest_normal_number_is_no_mover(tmp_path):
             sizes = (1e-44 * 3.0**step, 1.0 + step / 8, 1e-41 if step < 4 else 1e-3)
             made = concatenate([sketch(size * np.ones(4)).columns() for size in sizes])
             writer.sketches(SketchBatch(step, "train", np.arange(3, dtype=np.int32), made))
-    found = asked(Subject(open_run(tmp_path / "run", frame="arrow"), "id"), "movers", stat="rms")
+    found = asked(OpenedRun(open_run(tmp_path / "run", frame="arrow"), "id"), "movers", stat="rms")
     assert [row.site.module for row in found.rows] == ["awake", "steady", "noise"]
     assert found.rows[-1].change == 0
     assert found.rows[0].change == pytest.approx(np.log2(1e-3 / 2.0**-126), rel=1e-6)

@@ -13,7 +13,7 @@ from sonde.record import NumberBatch
 from sonde.store import Writer, open_run
 from sonde.views import envelope
 from sonde.views.answers import ANSWERS
-from sonde.views.runs.opened_run import NotFoundError, Subject
+from sonde.views.runs.opened_run import NotFoundError, OpenedRun
 
 
 def every_view(subject):
@@ -145,7 +145,7 @@ def test_a_damaged_segment_is_a_notice_and_the_rest_is_shown(tmp_path):
     segments = sorted((told.path / "live").rglob("*.parquet"))
     data = segments[1].read_bytes()
     segments[1].write_bytes(data[: len(data) // 2])
-    subject = Subject(open_run(told.path, frame="arrow"), "id")
+    subject = OpenedRun(open_run(told.path, frame="arrow"), "id")
     with pytest.warns(sonde.SondeWarning, match="cannot be read"):
         header = asked(subject, "run")
     (notice,) = [n for n in header.notices if n.code == "damaged"]

@@ -12,10 +12,10 @@ from told import asked
 
 from sonde.record import Site, SiteInfo
 from sonde.store import Writer, open_run, packing
-from sonde.store.packing import Array
+from sonde.store.packing import PackedArray
 from sonde.store.tensors import TracedValue
 from sonde.views import envelope
-from sonde.views.runs.opened_run import NotFoundError, Subject
+from sonde.views.runs.opened_run import NotFoundError, OpenedRun
 from sonde.views.traced import variable
 from sonde.views.traced.matrix import matrix
 
@@ -35,8 +35,8 @@ LINES = {"x": 42, "y": 43, "z": 44, "": 47}
 def value(slot, array, step=0, call=0, phase="train", line=43, module="h.0"):
     if isinstance(array, np.ndarray):
         dense = np.ascontiguousarray(array)
-        array = Array(str(array.dtype), array.shape, dense.reshape(-1).view(np.uint8))
-    is_tensor = isinstance(array, Array)
+        array = PackedArray(str(array.dtype), array.shape, dense.reshape(-1).view(np.uint8))
+    is_tensor = isinstance(array, PackedArray)
     tree, parts = packing.flatten(array)
     name = f"{module}.{slot}" if module else slot
     kind = "tensor" if is_tensor else "value"
@@ -56,7 +56,7 @@ def recorded(path, values, rank=0, ranks=1, sites=None):
         writer.sites([SiteInfo(i, site, "float32", (2,), "M") for i, site in enumerate(sites)])
         writer.sites([SiteInfo(99, Site("h.0", "output"), "float32", (2,), "M")])
         assert writer.tensors(values, wait_s=10)
-    return Subject(open_run(path, frame="arrow"), "id")
+    return OpenedRun(open_run(path, frame="arrow"), "id")
 
 
 def site(slot, call=0, module="h.0"):
@@ -64,7 +64,7 @@ def site(slot, call=0, module="h.0"):
 
 
 def array_of(x):
-    return Array(str(x.dtype), x.shape, np.ascontiguousarray(x).reshape(-1).view(np.uint8))
+    return PackedArray(str(x.dtype), x.shape, np.ascontiguousarray(x).reshape(-1).view(np.uint8))
 
 
 numbers = st.floats(width=32) | st.sampled_from([0.0, -0.0, np.nan, np.inf, -np.inf, 1.0, -1.0])
@@ -136,7 +136,7 @@ def test_small_matrices_are_their_elements_in_every_dtype(x):
 def test_numbers_that_numpy_does_not_know_are_exact_and_complex_ones_count_by_magnitude():
     bits = np.array([[0x3F80, 0xFF80, 0x7FC0]], np.uint16)  # 1, -inf, NaN
     found = matrix(
-        Array("bfloat16", (1, 3), bits.reshape(-1).view(np.uint8)), item=0, rows=9, columns=9
+        PackedArray("bfloat16", (1, 3), bits.reshape(-1).view(np.uint8)), item=0, rows=9, columns=9
     )
     np.testing.assert_array_equal(found.values, [[1, np.nan, np.nan]])
     np.testing.assert_array_equal(found.low, [[1, -np.inf, np.nan]])
@@ -204,7 +204,7 @@ def test_a_rank_has_its_own_values_and_the_first_is_shown_when_none_is_named(tmp
     for rank in (1, 2):
         x = np.full((1, 2), float(rank))
         recorded(tmp_path / "run", [value("forward.x", x, 5 - rank)], rank, 3).run.close()
-    subject = Subject(open_run(tmp_path / "run", frame="arrow"), "id")
+    subject = OpenedRun(open_run(tmp_path / "run", frame="arrow"), "id")
     found = asked(subject, "variable", site=site("forward.x"))
     assert (found.rank, found.step, found.matrix.values.tolist()) == (1, 4, [[1.0, 1.0]])
     assert "rank 1" in found.notes

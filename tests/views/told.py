@@ -12,12 +12,12 @@ import numpy as np
 from sonde.graph.model import node_id
 from sonde.kernels.reference import sketch
 from sonde.record import (
+    CallPort,
     GraphEdge,
     GraphModule,
     GraphNode,
     GraphPart,
     NumberBatch,
-    Port,
     Site,
     SiteInfo,
     SketchBatch,
@@ -27,7 +27,7 @@ from sonde.store import Writer, open_run
 from sonde.views.answers import ANSWERS
 from sonde.views.questions import parse
 from sonde.views.routes import ROUTES
-from sonde.views.runs.opened_run import Subject
+from sonde.views.runs.opened_run import OpenedRun
 
 BLOCKS = 4
 TYPES = {"": "Block", "attn": "Attention", "mlp": "Linear"}
@@ -69,14 +69,14 @@ class Told:
         parts = [x for step in some for x in self.values.get((name, step, phase), [])]
         return np.concatenate(parts) if parts else np.empty(0)
 
-    def subject(self) -> Subject:
-        return Subject(open_run(self.path, frame="arrow"), "id")
+    def subject(self) -> OpenedRun:
+        return OpenedRun(open_run(self.path, frame="arrow"), "id")
 
     def open(self):
         return open_run(self.path, frame="arrow")
 
 
-def asked(subject: Subject, view: str, **question: object):
+def asked(subject: OpenedRun, view: str, **question: object):
     """The answer to a question whose parameters come as text, as from a page."""
     pairs = [("run", subject.id)]
     for name, value in question.items():
@@ -144,7 +144,7 @@ def write_step(
 
 def graph() -> GraphPart:
     """Blocks in a chain; attention and MLP in a chain inside of each, with a residual."""
-    port = (Port("0", "float32", (5, 8)),)
+    port = (CallPort("0", "float32", (5, 8)),)
 
     def call(path: str) -> GraphNode:
         parent = path.rpartition(".")[0]

@@ -12,14 +12,14 @@ from typing import Any, Protocol, TypeVar
 T = TypeVar("T")
 
 
-class Listening(Protocol):
+class ActiveCapture(Protocol):
     """A capture, as seen from inside of a model."""
 
     def attach(self, x: Any, name: str) -> None:
         """Take a named tensor. `Any`: of whichever framework."""
 
 
-class Observing(Protocol):
+class NumberReceiver(Protocol):
     """What takes numbers from inside of a model."""
 
     def is_watching(self) -> bool:
@@ -33,16 +33,16 @@ class Observing(Protocol):
         """Take a call of attention."""
 
 
-_ACTIVE: tuple[Listening, ...] = ()
+_ACTIVE: tuple[ActiveCapture, ...] = ()
 """Never changed in place: compiled code that attaches is compiled anew when somebody else
 watches."""
 
-_OBSERVING: tuple[Observing, ...] = ()
+_OBSERVING: tuple[NumberReceiver, ...] = ()
 
 _LOCK = threading.Lock()
 
 
-def add(capture: Listening, observer: Observing | None = None) -> None:
+def add(capture: ActiveCapture, observer: NumberReceiver | None = None) -> None:
     global _ACTIVE, _OBSERVING
     with _LOCK:
         _ACTIVE = (*_ACTIVE, capture)
@@ -50,7 +50,7 @@ def add(capture: Listening, observer: Observing | None = None) -> None:
             _OBSERVING = (*_OBSERVING, observer)
 
 
-def discard(capture: Listening, observer: Observing | None = None) -> None:
+def discard(capture: ActiveCapture, observer: NumberReceiver | None = None) -> None:
     global _ACTIVE, _OBSERVING
     with _LOCK:
         _ACTIVE = tuple(c for c in _ACTIVE if c is not capture)

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.capture.drain import Drain, End, Part
+from sonde.capture.drain import Drain, StepEnd, WindowRows
 from sonde.capture.window import Window
 from sonde.kernels import arrays
 from sonde.kernels.layout import Table, new_table, unpack
@@ -66,10 +66,10 @@ class ArrayRows:
             window.touched.setdefault(phase, []).append((site, [row]))
         has_room = self._drain.has_room
         if held and has_room:
-            self._drain.put(Part(steps, _FilledTable(self._table), window, self._new))
+            self._drain.put(WindowRows(steps, _FilledTable(self._table), window, self._new))
             self._new = []
         for phase, step in steps.items():
-            self._drain.put(End(step, phase, dropped=not has_room))
+            self._drain.put(StepEnd(step, phase, dropped=not has_room))
         if held:
             kept = {key: row for key, row in self._rows.items() if key not in held}
             table = new_table(max(8, len(self._rows)))

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from sonde._signals import Bell, Gate, is_from_handler
 from sonde.capture.norms import Norms
 from sonde.capture.voice import Place, say
-from sonde.capture.window import NATIVE_PHASE, Filled, Window
+from sonde.capture.window import NATIVE_PHASE, FilledRows, Window
 from sonde.record import Event, GraphPart, NumberBatch, Sink, SiteInfo, SketchBatch, Sketches
 from sonde.sketch import concatenate, cut, merge_groups
 
@@ -49,17 +49,17 @@ Number = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WindowRows:
     """Rows of one window: some or all of the sketches of a step, in each phase of which step."""
 
     steps: Mapping[str, int]
-    filled: Filled
+    filled: FilledRows
     window: Window
     sites: Sequence[SiteInfo] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class StepEnd:
     """A step is complete in a phase: what is held for it goes out, or is dropped."""
 
     step: int
@@ -68,7 +68,7 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Later:
+class DeferredEvent:
     """An event that is told if a number, which may not have arrived yet, is not zero."""
 
     number: Number
@@ -88,7 +88,7 @@ class Numbers:
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class DeferredWarning:
     """A warning. It is given here, because code of the user's may show it, or make it an error."""
 
     text: str
@@ -109,7 +109,17 @@ class _Barrier:
     reached: Gate = field(default_factory=Gate)
 
 
-Job = Part | End | Numbers | Later | Event | GraphPart | Word | NewSink | _Barrier
+Job = (
+    WindowRows
+    | StepEnd
+    | Numbers
+    | DeferredEvent
+    | Event
+    | GraphPart
+    | DeferredWarning
+    | NewSink
+    | _Barrier
+)
 
 
 class Drain:
@@ -159,7 +169,17 @@ class Drain:
         """Whether another window may be handed over now; when not, the step is to be dropped."""
         return self._given_bytes - self._done_bytes < self._capacity_bytes
 
-    def put(self, job: Part | End | Numbers | Later | Event | GraphPart | Word | NewSink) -> None:
+    def put(
+        self,
+        job: WindowRows
+        | StepEnd
+        | Numbers
+        | DeferredEvent
+        | Event
+        | GraphPart
+        | DeferredWarning
+        | NewSink,
+    ) -> None:
         """Hand over a job. Never blocks. Ask `has_room` first for windows; the rest is small.
 
         Windows come from one thread at a time. Numbers that are too many are dropped and counted.
@@ -168,10 +188,10 @@ class Drain:
             self._lose(len(job.names))
             return
         self._jobs.put(job)  # first: an interrupt after it changes nothing that matters
-        if isinstance(job, Part):
+        if isinstance(job, WindowRows):
             # Each counter is written by one thread only, so there is no lock to wait for.
             self._given_bytes += job.filled.size_bytes
-        if isinstance(job, Part) and not job.filled.can_wait:
+        if isinstance(job, WindowRows) and not job.filled.can_wait:
             self._hurry.ring()
 
     @property
@@ -265,7 +285,7 @@ class Drain:
         except Exception as error:
             _LOG.warning("a record was lost: %r", error, exc_info=True)
             self._tell(Event("record_lost", repr(error), level="error"))
-        if isinstance(job, Part):
+        if isinstance(job, WindowRows):
             self._done_bytes += job.filled.size_bytes
             if 4 * (self._given_bytes - self._done_bytes) < self._capacity_bytes:
                 time.sleep(_BREATH_S)
@@ -284,9 +304,9 @@ class Drain:
 
     def _do(self, job: Job) -> None:
         match job:
-            case Part():
+            case WindowRows():
                 self._hold(job)
-            case End():
+            case StepEnd():
                 self._release(job.step, job.phase, dropped=job.dropped)
                 self._tell_lost()
                 self.after_step()
@@ -298,14 +318,14 @@ class Drain:
                     values = np.array(found, dtype=np.float64)
                 batch = NumberBatch(job.step, job.phase, job.names, job.modules, values)
                 self._each(lambda s: s.numbers(batch))
-            case Later():
+            case DeferredEvent():
                 if job.number():
                     self._tell(job.event)
             case Event():
                 self._tell(job)
             case GraphPart():
                 self._each(lambda s: _tell_graph(s, job))
-            case Word():
+            case DeferredWarning():
                 say(job.text, job.place)
             case NewSink():
                 self._sinks = [s for s in self._sinks if s is not job.old]
@@ -315,7 +335,7 @@ class Drain:
             case _Barrier():
                 job.reached.open()
 
-    def _hold(self, part: Part) -> None:
+    def _hold(self, part: WindowRows) -> None:
         if part.sites:
             self._declared.extend(part.sites)
             if self.norms is not None:
@@ -403,7 +423,7 @@ class _Layout:
         if len({p.phase for p in pieces}) > 1 or any(p.groups is not None for p in pieces):
             self._ids = None
 
-    def assemble(self, filled: Filled) -> list[tuple[str, NDArray[np.int32], Sketches]]:
+    def assemble(self, filled: FilledRows) -> list[tuple[str, NDArray[np.int32], Sketches]]:
         """Per phase, one sketch for each touched site: its only row, or the merge of its rows."""
         sketches = filled.sketches(self._rows)
         if self._ids is not None:  # as most of the time: nothing to move

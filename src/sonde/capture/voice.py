@@ -28,7 +28,7 @@ _MOST: Final = 1000
 """Texts that are kept apart; what comes after these is not warned of."""
 
 
-class Voice:
+class WarnOnce:
     """Warns of each text once."""
 
     def __init__(self) -> None:

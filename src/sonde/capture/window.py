@@ -31,7 +31,7 @@ _MOST_FIXED: Final = 1 << 16
 """Rows of a device that are the same in every window, 1 GiB."""
 
 
-class Table(Protocol):
+class RowTable(Protocol):
     """Rows on one device. Filled by the training thread, taken away full, given back empty.
 
     A table that the native path can fill has a `book`, and keeps it up to date.
@@ -55,7 +55,7 @@ class Table(Protocol):
     def ensure(self, n_rows: int) -> None:
         """Have at least `n_rows` rows; those that are filled keep their numbers."""
 
-    def take(self, used: int | None = None, *, early: bool = False) -> Filled:
+    def take(self, used: int | None = None, *, early: bool = False) -> FilledRows:
         """The first `used` rows (all, if not given) as they are now, and those behind `slice_rows`;
         from here on the table is empty. `early`, in the middle of a step: others follow soon."""
 
@@ -66,7 +66,7 @@ class Table(Protocol):
         """Give all memory back; the table is not used any more. Rows that were taken stay."""
 
 
-class Filled(Protocol):
+class FilledRows(Protocol):
     """Rows that were taken from a table. `sketches` may wait for the device: call it elsewhere.
 
     `can_wait` says that the table has room enough for more, until these are read.
@@ -138,7 +138,7 @@ class Spot:
         return made
 
 
-class Group:
+class SiteGroup:
     """Sites that are touched together, in one phase: parameters of a model.
 
     They have rows next to each other, so that touching a hundred of them costs what touching one
@@ -159,10 +159,10 @@ class Group:
         self._touched = self.all
 
 
-class Touched(NamedTuple):
+class TouchedGroup(NamedTuple):
     """A group, which of its sites were touched in a window, and where its rows were."""
 
-    group: Group
+    group: SiteGroup
     sites: NDArray[np.bool_]
     first: int
 
@@ -175,7 +175,7 @@ class Window:
 
     number: int = 0
     touched: dict[str, list[tuple[int, list[int]]]] = field(default_factory=dict)
-    groups: list[Touched] = field(default_factory=list)
+    groups: list[TouchedGroup] = field(default_factory=list)
     booked: bytes = b""
     has_shared: bool = False
 
@@ -195,7 +195,7 @@ class Rows:
 
     __slots__ = ("_fixed", "_next", "_spare", "book", "device", "limit", "table", "window")
 
-    def __init__(self, table: Table, device: int = -1) -> None:
+    def __init__(self, table: RowTable, device: int = -1) -> None:
         self.table = table
         self.book: Book | None = getattr(table, "book", None)
         self.limit = table.slice_rows
@@ -274,7 +274,7 @@ class Rows:
         """One of the rows that were put aside, None when they are used up."""
         return self._spare.pop() if self._spare else None
 
-    def touch_group(self, group: Group, some: list[int] | None = None) -> bool:
+    def touch_group(self, group: SiteGroup, some: list[int] | None = None) -> bool:
         """Mark sites of the group as seen: all of them, or some; False if the window has to end
         first."""
         if group._window != self.window.number:
@@ -285,12 +285,12 @@ class Rows:
                 group.first = first
             group._window = self.window.number
             group._touched = group.all if some is None else np.zeros(len(group.ids), dtype=np.bool_)
-            self.window.groups.append(Touched(group, group._touched, group.first))
+            self.window.groups.append(TouchedGroup(group, group._touched, group.first))
         if group._touched is not group.all:
             group._touched[slice(None) if some is None else some] = True
         return True
 
-    def forget_group(self, group: Group) -> None:
+    def forget_group(self, group: SiteGroup) -> None:
         """Drop what the group has in this window; its rows may hold anything and are given up."""
         self.window.groups = [t for t in self.window.groups if t.group is not group]
         group._window = -1
@@ -331,7 +331,7 @@ class Rows:
             spot.parts = []
             window.touched.setdefault(spot.phase, []).append((spot.id, spot.parts))
 
-    def take(self, *, early: bool = False) -> tuple[Filled, Window]:
+    def take(self, *, early: bool = False) -> tuple[FilledRows, Window]:
         """End the window: its rows and who points to them. The next window begins empty."""
         used = self.used
         ended = self._turn()

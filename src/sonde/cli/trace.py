@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from sonde.store import Run
-    from sonde.views.traced.source import Assigned, Method
+    from sonde.views.traced.source import AnnotatedMethod, AssignedValue
 
 HELP = "show what `sonde.trace` has kept: variables, and source with the latest value on each line"
 
@@ -64,7 +64,7 @@ def _show(found: Run, arguments: argparse.Namespace) -> None:
         console.print(f"and {len(rest)} more: {', '.join(rest[:_SHOWN])}. Name one to see it.")
 
 
-def _heading(method: Method) -> str:
+def _heading(method: AnnotatedMethod) -> str:
     from sonde.cli import _text
 
     steps = [a.step for line in method.lines for a in line.assigned]
@@ -72,7 +72,7 @@ def _heading(method: Method) -> str:
     return f"{_text.clean(method.name)}{when}"
 
 
-def _print_line(console: Any, number: int, text: str, assigned: list[Assigned]) -> None:
+def _print_line(console: Any, number: int, text: str, assigned: list[AssignedValue]) -> None:
     from sonde.cli import _text
 
     shown = _text.clean(text.replace("\t", "    ")).rstrip()
@@ -87,7 +87,7 @@ def _print_line(console: Any, number: int, text: str, assigned: list[Assigned]) 
         console.print(_beside(source, each), soft_wrap=True)
 
 
-def _beside(source: str, each: Assigned) -> Text:
+def _beside(source: str, each: AssignedValue) -> Text:
     from rich.text import Text
 
     from sonde.cli import _text

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sonde.present.doorway import Doorway
+    from sonde.present.doorway import RedirectFile
 
 HELP = "open the explorer in a browser: the graph of a model and what happens inside, live"
 
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise SondeError(f"`{arguments.folder}` is a file. Pass a folder of runs, or a run.")
     try:
         from sonde.present import server
-        from sonde.present.doorway import Doorway
+        from sonde.present.doorway import RedirectFile
     except ImportError as error:
         raise SondeError(str(error)) from None
     if not is_loopback:
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     try:
-        with Doorway() as doorway:
+        with RedirectFile() as doorway:
             server.serve(
                 os.path.abspath(arguments.folder),
                 host=arguments.host,
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(where: str, arguments: argparse.Namespace, doorway: Doorway) -> None:
+def _tell(where: str, arguments: argparse.Namespace, doorway: RedirectFile) -> None:
     print(f"Sonde looks at `{arguments.folder}`. Open:\n\n    {where}\n", flush=True)
     if "SSH_CONNECTION" in os.environ and _is_loopback(arguments.host):
         port = where.rpartition(":")[2].partition("/")[0]

@@ -28,7 +28,7 @@ _EXTENT: Final = {"effective": "(W_t - W_0) x_t", "propagating": "W_0 (x_t - x_0
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TermScaling:
     """One term of one module: its value at each width, its slope, and what that means."""
 
     module: str
@@ -44,14 +44,14 @@ class Coordinates:
 
     widths: tuple[int, ...]
     step: int
-    lines: tuple[Line, ...]
+    lines: tuple[TermScaling, ...]
 
     @property
     def is_stable(self) -> bool:
         """Whether what modules' own updates do is the same at every width, everywhere."""
         return all(line.verdict == "stable" for line in self.lines if line.term == "effective")
 
-    def line(self, module: str, term: Term = "effective") -> Line:
+    def line(self, module: str, term: Term = "effective") -> TermScaling:
         """The line of that module and term."""
         for line in self.lines:
             if (line.module, line.term) == (module, term):
@@ -117,7 +117,7 @@ def of_values(
         if not any(several):
             continue
         slope = slope_of(widths, several)
-        lines.append(Line(module, term, tuple(several), slope, verdict_of(slope, tolerance)))
+        lines.append(TermScaling(module, term, tuple(several), slope, verdict_of(slope, tolerance)))
     return Coordinates(tuple(widths), step, tuple(lines))
 
 

@@ -144,7 +144,7 @@ class Branch:
     children: tuple[int, ...]
 
 
-class Tree:
+class ModuleTree:
     """The modules by their paths, depth first, each after its parent. Paths that lead to a module
     but belong to none that is known get one without a type."""
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sonde._errors import SondeError
-from sonde.record import GraphEdge, GraphModule, GraphNode, GraphPart, Port
+from sonde.record import CallPort, GraphEdge, GraphModule, GraphNode, GraphPart
 
 ROOT = "."
 """The id of the first call of the model."""
@@ -53,8 +53,8 @@ class Node:
     type: str
     kind: str
     parent: str
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
+    inputs: tuple[CallPort, ...]
+    outputs: tuple[CallPort, ...]
     count: int
 
 
@@ -166,7 +166,7 @@ class Graph:
         return f"<Graph: {len(self.nodes)} nodes, {len(self.edges)} edges, {self.passes} passes>"
 
 
-def merge_ports(a: Sequence[Port], b: Sequence[Port]) -> tuple[Port, ...]:
+def merge_ports(a: Sequence[CallPort], b: Sequence[CallPort]) -> tuple[CallPort, ...]:
     """Ports of both, by slot. Where they differ a dimension is -1 and a dtype names both."""
     found = {port.slot: port for port in a}
     for port in b:
@@ -175,11 +175,11 @@ def merge_ports(a: Sequence[Port], b: Sequence[Port]) -> tuple[Port, ...]:
             found[port.slot] = port
         elif known != port:
             dtypes = dict.fromkeys((*known.dtype.split(" or "), port.dtype))
-            found[port.slot] = Port(port.slot, " or ".join(dtypes), _merge_shapes(known, port))
+            found[port.slot] = CallPort(port.slot, " or ".join(dtypes), _merge_shapes(known, port))
     return tuple(found.values())
 
 
-def _merge_shapes(a: Port, b: Port) -> tuple[int, ...]:
+def _merge_shapes(a: CallPort, b: CallPort) -> tuple[int, ...]:
     if len(a.shape) != len(b.shape):
         return (-1,)
     return tuple(x if x == y else -1 for x, y in zip(a.shape, b.shape, strict=True))

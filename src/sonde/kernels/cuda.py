@@ -254,9 +254,9 @@ class Kernel:
         """Make device memory zero."""
         self._call("cuMemsetD8Async", memory, 0, n_bytes, stream)
 
-    def allocate(self, n_bytes: int, *, on_host: bool = False) -> Memory:
+    def allocate(self, n_bytes: int, *, on_host: bool = False) -> RawMemory:
         """Memory of ours, of the device in whose context this is called; or of the host, pinned."""
-        return Memory(self._driver, n_bytes, on_host=on_host)
+        return RawMemory(self._driver, n_bytes, on_host=on_host)
 
     def record(self, event: int, stream: int) -> None:
         """Have the event come to pass when all is done that the stream was given so far."""
@@ -295,7 +295,7 @@ class Kernel:
             _check(self._driver, failed, "launch the kernel")
 
 
-class Memory:
+class RawMemory:
     """Memory that belongs to no allocator of a framework: given back to the system when freed, at
     the latest with this object. Freeing may wait for the device."""
 

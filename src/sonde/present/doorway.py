@@ -25,7 +25,7 @@ _PAGE: Final = """<!doctype html>
 """
 
 
-class Doorway:
+class RedirectFile:
     """Makes such a file with `open`; it is removed after a while, and when this is closed."""
 
     def __init__(self, kept_s: float = KEPT_S) -> None:

@@ -19,7 +19,7 @@ _STILL_HERE_S: Final = 15.0
 _RETRY_MS: Final = 2000
 
 
-class Herald:
+class RunEvents:
     """Follows the runs that somebody listens to."""
 
     def __init__(self, workers: Workers, is_ending: Callable[[], bool] = lambda: False) -> None:

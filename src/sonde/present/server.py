@@ -24,7 +24,7 @@ from sonde._errors import SondeError
 from sonde._require import require
 from sonde._version import VERSION
 from sonde.present.compression import accepts_gzip, compressed, compressed_file
-from sonde.present.events import Herald
+from sonde.present.events import RunEvents
 from sonde.present.guard import App, Guard, Rules, Scope, Send, new_token
 from sonde.present.timeouts import MAX_CONNECTIONS, patient_protocol
 from sonde.present.workers import Reply, Workers
@@ -77,7 +77,7 @@ def make_app(
     starlette = require("starlette.applications", extra="view")
     routing = require("starlette.routing", extra="view")
     workers = Workers(folder, timeout_s=timeout_s)
-    herald = Herald(workers, is_ending)
+    herald = RunEvents(workers, is_ending)
     about = _About(shown_as or folder, time.time() * 1e3)
 
     @contextlib.asynccontextmanager
@@ -216,7 +216,7 @@ def _view_endpoint(route: Route, workers: Workers) -> Any:  # Any: a Starlette e
     return endpoint
 
 
-def _state_endpoint(herald: Herald) -> Any:
+def _state_endpoint(herald: RunEvents) -> Any:
     async def endpoint(request: Any) -> Any:
         try:
             question = parse(StateQuestion, request.query_params.multi_items())
@@ -228,7 +228,7 @@ def _state_endpoint(herald: Herald) -> Any:
     return endpoint
 
 
-def _events_endpoint(herald: Herald) -> Any:
+def _events_endpoint(herald: RunEvents) -> Any:
     responses = require("starlette.responses", extra="view")
 
     async def endpoint(request: Any) -> Any:

@@ -22,9 +22,9 @@ def patient_protocol(
 ) -> type[Any]:
     """Return uvicorn's HTTP protocol, with limits for connections that keep it waiting."""
     plain: Any = require("uvicorn.protocols.http.h11_impl", extra="view").H11Protocol
-    waiting: dict[Patient, None] = {}  # those without a request, the longest first
+    waiting: dict[Timeouts, None] = {}  # those without a request, the longest first
 
-    class Patient(plain):  # type: ignore[misc]  # uvicorn is optional, so it is Any
+    class Timeouts(plain):  # type: ignore[misc]  # uvicorn is optional, so it is Any
         _timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
@@ -76,4 +76,4 @@ def patient_protocol(
                 self._timer.cancel()
                 self._timer = None
 
-    return Patient
+    return Timeouts

@@ -33,8 +33,8 @@ from sonde.views import envelope
 from sonde.views.answers import ANSWERS
 from sonde.views.questions import QuestionError, parse
 from sonde.views.routes import ROUTES
-from sonde.views.runs.opened_run import NotFoundError, Subject
-from sonde.views.runs.run_list import Shelf, Shelved
+from sonde.views.runs.opened_run import NotFoundError, OpenedRun
+from sonde.views.runs.run_list import ListedRun, RunList
 from sonde.views.specs import RunState
 
 MAX_ANSWER_BYTES: Final = 128 << 20
@@ -50,14 +50,14 @@ _ADDRESS_BYTES: Final = 16 << 30
 _THREADS: Final = 2
 
 
-class Desk:
+class OpenRuns:
     """The runs that a worker has open, the least recently used closed first."""
 
     def __init__(self, folder: str) -> None:
-        self.shelf = Shelf(folder)
-        self._open: OrderedDict[str, Subject] = OrderedDict()
+        self.shelf = RunList(folder)
+        self._open: OrderedDict[str, OpenedRun] = OrderedDict()
 
-    def subject(self, id: str) -> Subject:
+    def subject(self, id: str) -> OpenedRun:
         """The run with that id, opened."""
         found = self.shelf.find(id)
         if found is None:
@@ -66,7 +66,7 @@ class Desk:
         if found.problem is not None:
             raise RunError(f"The run `{found.name}` cannot be read: {found.problem}.")
         if id not in self._open:
-            self._open[id] = Subject(_opened(found), id)
+            self._open[id] = OpenedRun(_opened(found), id)
         self._open.move_to_end(id)
         while len(self._open) > _OPEN_RUNS:
             self._close(next(iter(self._open)))
@@ -78,7 +78,7 @@ class Desk:
             subject.run.close()
 
 
-def answer(desk: Desk, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+def answer(desk: OpenRuns, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     """The answer to a request: its head and its body. Raises whatever goes wrong."""
     view = request["view"]
     if view == "runs":
@@ -124,7 +124,7 @@ def refusal(error: BaseException) -> tuple[int, str, str]:
 
 def main(folder: str, source: BinaryIO, sink: BinaryIO, soft_limit: int = SOFT_LIMIT) -> None:
     """Answer requests until there are no more."""
-    desk = Desk(folder)
+    desk = OpenRuns(folder)
     while (request := _read(source)) is not None:
         try:
             head, body = answer(desk, request)
@@ -138,11 +138,11 @@ def main(folder: str, source: BinaryIO, sink: BinaryIO, soft_limit: int = SOFT_L
         _write(sink, {**head, "size": len(body)}, body)
 
 
-def _state(desk: Desk, id: str) -> RunState:
+def _state(desk: OpenRuns, id: str) -> RunState:
     return desk.subject(id).state()
 
 
-def _opened(found: Shelved) -> Any:  # Run
+def _opened(found: ListedRun) -> Any:  # Run
     try:
         return open_run(found.path, frame="arrow", locked=True, limits=_LIMITS)
     except RunError as error:

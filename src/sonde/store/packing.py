@@ -37,7 +37,7 @@ _MAX_DIMS: Final = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Array:
+class PackedArray:
     """The bytes of a tensor, as they lie in memory: little-endian, last dimension fastest."""
 
     dtype: str
@@ -54,7 +54,7 @@ class Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Object:
+class PackedObject:
     """What was kept of an object: the name of its type, its attributes, a short text."""
 
     type_name: str
@@ -87,13 +87,13 @@ def decode(dtype: str, shape: Sequence[int], data: Any) -> NDArray[Any]:
     return found.reshape(tuple(shape))
 
 
-def flatten(value: Any) -> tuple[Any, list[Array]]:
+def flatten(value: Any) -> tuple[Any, list[PackedArray]]:
     """JSON for the value, and the arrays that it refers to. `Any`: nested, of many types."""
-    arrays: list[Array] = []
+    arrays: list[PackedArray] = []
     return _to_json(value, arrays, _MAX_DEPTH), arrays
 
 
-def unflatten(tree: Any, arrays: Sequence[Any], make_object: Any = Object) -> Any:
+def unflatten(tree: Any, arrays: Sequence[Any], make_object: Any = PackedObject) -> Any:
     """The value. Arrays appear as they are given; `make_object` makes what stands for objects.
 
     Raises DamagedError if the tree is none of ours.
@@ -101,7 +101,7 @@ def unflatten(tree: Any, arrays: Sequence[Any], make_object: Any = Object) -> An
     return _from_json(tree, arrays, make_object, _MAX_DEPTH)
 
 
-def _to_json(value: Any, arrays: list[Array], depth: int) -> Any:
+def _to_json(value: Any, arrays: list[PackedArray], depth: int) -> Any:
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, np.generic):
@@ -116,9 +116,9 @@ def _to_json(value: Any, arrays: list[Array], depth: int) -> Any:
         return {"$": "bytes", "v": base64.b64encode(bytes(value)).decode("ascii")}
     if isinstance(value, np.ndarray):
         dense = np.ascontiguousarray(value)
-        value = Array(str(dense.dtype), value.shape, dense.reshape(-1).view(np.uint8))
+        value = PackedArray(str(dense.dtype), value.shape, dense.reshape(-1).view(np.uint8))
         return {**_to_json(value, arrays, depth), "numpy": True}
-    if isinstance(value, Array):
+    if isinstance(value, PackedArray):
         arrays.append(value)
         place = {"dtype": value.dtype, "shape": list(value.shape)}
         return {"$": "array", "v": len(arrays) - 1, **place}
@@ -127,7 +127,7 @@ def _to_json(value: Any, arrays: list[Array], depth: int) -> Any:
     return _container_to_json(value, arrays, depth - 1)
 
 
-def _container_to_json(value: Any, arrays: list[Array], depth: int) -> Any:
+def _container_to_json(value: Any, arrays: list[PackedArray], depth: int) -> Any:
     if isinstance(value, list):
         return [_to_json(v, arrays, depth) for v in value]
     if isinstance(value, tuple | set | frozenset):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sonde.store.documents import DamagedError
-from sonde.store.packing import SIZES, Array
+from sonde.store.packing import SIZES, PackedArray
 
 MAX_HEADER_BYTES: Final = 64 << 20
 MAX_ENTRIES: Final = 100_000
@@ -40,7 +40,7 @@ _DTYPES: Final = {name: dtype for dtype, name in _NAMES.items()}
 
 
 def encode(
-    arrays: Sequence[tuple[str, Array]], metadata: Mapping[str, str] | None = None
+    arrays: Sequence[tuple[str, PackedArray]], metadata: Mapping[str, str] | None = None
 ) -> tuple[bytes, list[int]]:
     """The file, and where in it each array begins."""
     header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
@@ -61,7 +61,7 @@ def encode(
     return b"".join(parts), [first + n for n in begins]
 
 
-def decode(data: bytes) -> tuple[dict[str, Array], dict[str, str]]:
+def decode(data: bytes) -> tuple[dict[str, PackedArray], dict[str, str]]:
     """The arrays by name, as views of `data`, and the metadata.
 
     Raises DamagedError if anything about it is not as the format says.
@@ -72,7 +72,7 @@ def decode(data: bytes) -> tuple[dict[str, Array], dict[str, str]]:
     found = {}
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
-        found[name] = Array(_DTYPES[entry["dtype"]], tuple(entry["shape"]), body[begin:end])
+        found[name] = PackedArray(_DTYPES[entry["dtype"]], tuple(entry["shape"]), body[begin:end])
     return found, metadata
 
 

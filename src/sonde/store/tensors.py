@@ -21,11 +21,11 @@ import pyarrow as pa
 from sonde.store import packing, safetensors
 from sonde.store.documents import DamagedError
 from sonde.store.files import Files, UnsureError, publish
-from sonde.store.packing import Array
+from sonde.store.packing import PackedArray
 from sonde.store.schemas import TRACES
 from sonde.store.segments import Attempt, rank_folder
 from sonde.store.writing.home import Home
-from sonde.store.writing.row_builder import Rows
+from sonde.store.writing.row_builder import SegmentRows
 
 FOLDER: Final = "tensors"
 MAX_VALUE_BYTES: Final = 4 << 30
@@ -56,7 +56,7 @@ class TracedValue:
     line: int
     kind: Kind
     tree: Any  # JSON
-    arrays: Sequence[Array] = ()
+    arrays: Sequence[PackedArray] = ()
 
     @property
     def rows(self) -> int:
@@ -69,7 +69,7 @@ class TracedValue:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedValue:
     """A value whose arrays have a place: in which file, and from which byte on."""
 
     value: TracedValue
@@ -89,7 +89,7 @@ class TensorFiles:
     _ordinal: int = 0
     _names: dict[str, int] = field(default_factory=dict)
 
-    def write(self, values: Sequence[TracedValue]) -> list[Placed]:
+    def write(self, values: Sequence[TracedValue]) -> list[PlacedValue]:
         """Put the arrays of some values into a file. Raises OSError; the number is used again."""
         arrays = [
             (f"{n}.{part}" if len(value.arrays) > 1 else f"{n}", array)
@@ -97,7 +97,7 @@ class TensorFiles:
             for part, array in enumerate(value.arrays)
         ]
         if not arrays:
-            return [Placed(value, -1, ()) for value in values]
+            return [PlacedValue(value, -1, ()) for value in values]
         data, begins = safetensors.encode(arrays)
         seq = self.next_seq
         try:
@@ -107,9 +107,9 @@ class TensorFiles:
             raise
         self.next_seq += 1
         rest = iter(begins)
-        return [Placed(value, seq, [next(rest) for _ in value.arrays]) for value in values]
+        return [PlacedValue(value, seq, [next(rest) for _ in value.arrays]) for value in values]
 
-    def rows(self, placed: Sequence[tuple[Placed, int]]) -> Rows:
+    def rows(self, placed: Sequence[tuple[PlacedValue, int]]) -> SegmentRows:
         """Rows of values whose arrays are in place, each with its time."""
         found = []
         for item, t_ns in placed:
@@ -118,9 +118,9 @@ class TensorFiles:
         table = pa.Table.from_arrays(columns, names=TRACES.schema.names)
         repeats = [self._repeats(p.value) for p, _ in placed]
         last = max((p.value.step for p, _ in placed), default=-1)
-        return Rows(TRACES, table, any(repeats), last if last >= 0 else None)
+        return SegmentRows(TRACES, table, any(repeats), last if last >= 0 else None)
 
-    def _rows_of(self, placed: Placed, t_ns: int) -> Iterator[dict[str, Any]]:
+    def _rows_of(self, placed: PlacedValue, t_ns: int) -> Iterator[dict[str, Any]]:
         value = placed.value
         common = {
             "rank": self.attempt.rank,
@@ -194,7 +194,7 @@ class TensorReader:
         self._listed: dict[int, dict[tuple[int, int], list[str]]] = {}
         self._headers: dict[str, tuple[tuple[int, ...], int, frozenset[tuple[int, int]]]] = {}
 
-    def read(self, row: dict[str, Any]) -> Array:
+    def read(self, row: dict[str, Any]) -> PackedArray:
         """The array that a row of `traces` points to.
 
         Raises DamagedError, which names the file, if anything about it is not as it should be.
@@ -214,7 +214,7 @@ class TensorReader:
                 problem = f"`{where}` {error}"
                 continue
             if _crc(data) == crc:
-                return Array(row["dtype"], shape, data)
+                return PackedArray(row["dtype"], shape, data)
             problem = f"`{where}` has a wrong checksum at byte {offset}"
         raise DamagedError(problem)
 

@@ -23,7 +23,7 @@ _MISSING: Final = object()
 _PLAIN: Final = (str, bytes, bytearray, int, float, complex, type(None))
 
 
-class Insight(Protocol):
+class ValueAccess(Protocol):
     """What a framework knows about the inside of its own values. `Any`: they are foreign."""
 
     def is_tensor(self, value: Any) -> bool: ...
@@ -38,18 +38,18 @@ class Insight(Protocol):
         """The part of that name, in a tuple; None if it is none of the framework's."""
 
 
-def look(value: Any, parts: Sequence[str], insight: Insight) -> Iterator[Inside]:
+def look(value: Any, parts: Sequence[str], insight: ValueAccess) -> Iterator[Inside]:
     """All that `parts` stand for inside of the value."""
     yield from _look(value, tuple(parts), (), insight, MAX_DEPTH)
 
 
-def keys_of(value: Any, insight: Insight) -> list[str]:
+def keys_of(value: Any, insight: ValueAccess) -> list[str]:
     """What can be asked for inside of a value, as far as it can be listed."""
     return [key for key, _ in _items(value, insight)]
 
 
 def _look(
-    value: Any, parts: tuple[str, ...], way: tuple[str, ...], insight: Insight, depth: int
+    value: Any, parts: tuple[str, ...], way: tuple[str, ...], insight: ValueAccess, depth: int
 ) -> Iterator[Inside]:
     if not parts:
         yield way, value
@@ -68,7 +68,7 @@ def _look(
 
 
 def _any_depth(
-    value: Any, rest: tuple[str, ...], way: tuple[str, ...], insight: Insight, depth: int
+    value: Any, rest: tuple[str, ...], way: tuple[str, ...], insight: ValueAccess, depth: int
 ) -> Iterator[Inside]:
     """At the end of a path `**` stands for everything that has nothing inside."""
     items = _items(value, insight) if depth and not insight.is_tensor(value) else []
@@ -80,7 +80,7 @@ def _any_depth(
         yield from _any_depth(item, rest, (*way, key), insight, depth - 1)
 
 
-def _member(value: Any, name: str, insight: Insight) -> Any:
+def _member(value: Any, name: str, insight: ValueAccess) -> Any:
     known = insight.member(value, name)
     if known is not None:
         return known[0]
@@ -100,7 +100,7 @@ def _member(value: Any, name: str, insight: Insight) -> Any:
     return _MISSING if inspect.isroutine(found) else found
 
 
-def _items(value: Any, insight: Insight) -> list[tuple[str, Any]]:
+def _items(value: Any, insight: ValueAccess) -> list[tuple[str, Any]]:
     found = insight.items(value)
     if found is not None:
         return found

@@ -18,7 +18,7 @@ from typing import Any
 
 from sonde._errors import SondeError
 from sonde.tracing.results import Result
-from sonde.tracing.troubles import Troubles
+from sonde.tracing.troubles import TraceTroubles
 
 BeforeSave = Callable[[str, Any, int], Any]
 OnWindow = Callable[..., None]
@@ -71,7 +71,7 @@ def run(
     callbacks: Sequence[OnWindow],
     name: str,
     result: Result,
-    troubles: Troubles,
+    troubles: TraceTroubles,
     *,
     with_ranks: bool,
 ) -> None:

@@ -17,15 +17,15 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from sonde.tracing.results import Result
-from sonde.tracing.troubles import Troubles
-from sonde.tracing.windows import Variable
+from sonde.tracing.troubles import TraceTroubles
+from sonde.tracing.windows import TracedVariable
 
 _CHUNK_BYTES: Final = 4 << 20
 """Of a message that is put into the store at once; torch's takes no more than 8 MiB."""
 
 _POLL_S: Final = 0.02
 
-Batch = dict[Variable, Result]
+Batch = dict[TracedVariable, Result]
 
 
 class KeyValueStore(Protocol):
@@ -57,7 +57,7 @@ class Gathering:
         self,
         store: KeyValueStore,
         codec: Codec,
-        troubles: Troubles,
+        troubles: TraceTroubles,
         *,
         rank: int,
         world_size: int,
@@ -176,7 +176,7 @@ class _Inbox:
         """Whether nothing more is waited for, for that window."""
         return self.has_ended or self.is_late or any(n >= number for n, _ in self.windows)
 
-    def receive(self, troubles: Troubles) -> bool:
+    def receive(self, troubles: TraceTroubles) -> bool:
         """Take what has arrived; true if there was something."""
         some = False
         while self._taken < self._store.add(f"{self._rank}/sent", 0):
@@ -220,7 +220,7 @@ def _plain(batch: Batch) -> list[dict[str, Any]]:
 def _batch(plain: Sequence[dict[str, Any]], rank: int) -> Batch:
     found: Batch = {}
     for p in plain:
-        variable = Variable(p["name"], p["module"], p["slot"], p["type"])
+        variable = TracedVariable(p["name"], p["module"], p["slot"], p["type"])
         ranks = [rank] * len(p["iterations"])
         found[variable] = Result(
             p["iterations"], ranks, p["values"], p["calls"], p["lines"], p["phases"]

@@ -21,7 +21,7 @@ import numpy as np
 from sonde._errors import SondeError
 from sonde._require import require
 from sonde.tracing.results import Result
-from sonde.tracing.windows import Variable
+from sonde.tracing.windows import TracedVariable
 
 Uneven = Literal["pad", "ragged"]
 
@@ -95,7 +95,7 @@ class HDF5:
         except OSError as error:
             raise SondeError(f"Cannot write `{self.path}`: {error}.") from error
 
-    def put(self, variable: Variable, result: Result) -> None:
+    def put(self, variable: TracedVariable, result: Result) -> None:
         """Append values. What cannot go into the dataset raises, after all that could has gone."""
         if self._file is None:
             raise SondeError(f"`{self.path}` is closed.")

@@ -16,12 +16,12 @@ from sonde._signals import Gate
 from sonde.tracing import callbacks
 from sonde.tracing.callbacks import OnWindow
 from sonde.tracing.results import Result, Results
-from sonde.tracing.troubles import Troubles
-from sonde.tracing.windows import Budget, Variable, Window
+from sonde.tracing.troubles import TraceTroubles
+from sonde.tracing.windows import ByteBudget, TracedVariable, TraceWindow
 
 _LOG: Final = logging.getLogger("sonde")
 
-Batch = dict[Variable, Result]
+Batch = dict[TracedVariable, Result]
 """What a window holds, by variable."""
 
 
@@ -33,7 +33,7 @@ class Destination(Protocol):
     is_shared: bool
     """Whether every rank keeps its own values there, so that none are sent."""
 
-    def put(self, variable: Variable, result: Result) -> None:
+    def put(self, variable: TracedVariable, result: Result) -> None:
         """Keep the values of a window. May block, may raise."""
 
     def close(self) -> None: ...
@@ -52,24 +52,24 @@ class Ranks(Protocol):
         """No more windows from this rank: what is left of all others."""
 
 
-class Settling(Protocol):
+class Synchronization(Protocol):
     """What a framework does with values before they are looked at. May wait for devices."""
 
-    def seal(self, window: Window) -> Callable[[], None]:
+    def seal(self, window: TraceWindow) -> Callable[[], None]:
         """Note that the window is full; calling what is returned waits until it can be read.
 
         In the training thread, so it may not wait itself."""
 
-    def is_settled(self, window: Window) -> bool:
+    def is_settled(self, window: TraceWindow) -> bool:
         """Whether nothing has to be waited for."""
 
-    def settle(self, window: Window) -> None:
+    def settle(self, window: TraceWindow) -> None:
         """Drop the entries that turn out to be unchanged; bring the others to the host."""
 
     def size_bytes(self, value: Any) -> int: ...
 
 
-class Memory:
+class InMemory:
     """Keeps values in the process, for `results`."""
 
     is_memory = True
@@ -78,10 +78,10 @@ class Memory:
     def __init__(self) -> None:
         self.results = Results()
 
-    def put(self, variable: Variable, result: Result) -> None:
+    def put(self, variable: TracedVariable, result: Result) -> None:
         self.results.put(variable.name, result)
 
-    def take(self, window: Window, rank: int) -> None:
+    def take(self, window: TraceWindow, rank: int) -> None:
         """Keep the values of a window as they are."""
         for entry in window.entries:
             self.results.at(entry.variable.name).append(entry.value, rank, entry.moment, entry.line)
@@ -97,9 +97,9 @@ class Pipeline:
         self,
         destination: Destination,
         ranks: Ranks | None,
-        settling: Settling,
-        budget: Budget,
-        troubles: Troubles,
+        settling: Synchronization,
+        budget: ByteBudget,
+        troubles: TraceTroubles,
         *,
         before_gather: Sequence[OnWindow],
         after_gather: Sequence[OnWindow],
@@ -113,20 +113,20 @@ class Pipeline:
         self._before_gather = before_gather
         self._after_gather = after_gather
         self._rank = rank
-        self._jobs: queue.SimpleQueue[tuple[Window, Callable[[], None]] | Gate | None]
+        self._jobs: queue.SimpleQueue[tuple[TraceWindow, Callable[[], None]] | Gate | None]
         self._jobs = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._ended = Gate()
         self._can_be_inline = destination.is_memory and ranks is None
         is_direct = ranks is None and not before_gather and not after_gather
-        self._direct = destination if is_direct and isinstance(destination, Memory) else None
+        self._direct = destination if is_direct and isinstance(destination, InMemory) else None
 
     @property
     def is_patient(self) -> bool:
         """Whether nobody minds where windows begin and end."""
         return self._direct is not None
 
-    def put(self, window: Window) -> None:
+    def put(self, window: TraceWindow) -> None:
         """Take a full window."""
         if self._thread is None and self._can_be_inline and self._settling.is_settled(window):
             self._guarded(window)
@@ -181,7 +181,7 @@ class Pipeline:
             self._troubles.failed("gather", error, raises=False)
         self._close_destination()
 
-    def _guarded(self, window: Window) -> None:
+    def _guarded(self, window: TraceWindow) -> None:
         held = window.size_bytes
         try:
             self._process(window)
@@ -190,7 +190,7 @@ class Pipeline:
         finally:
             self._budget.give_back(held)
 
-    def _process(self, window: Window) -> None:
+    def _process(self, window: TraceWindow) -> None:
         self._settling.settle(window)
         if self._direct is not None:
             self._direct.take(window, self._rank)
@@ -205,7 +205,7 @@ class Pipeline:
         for complete in self._ranks.exchange(window.number, batch):
             self._arrived(complete)
 
-    def _arrived(self, batch: Mapping[Variable, Result]) -> None:
+    def _arrived(self, batch: Mapping[TracedVariable, Result]) -> None:
         for variable, result in batch.items():
             self._call_back(self._after_gather, variable, result, with_ranks=True)
             try:
@@ -217,7 +217,12 @@ class Pipeline:
                 self._budget.take(sum(self._settling.size_bytes(v) for v in result.values))
 
     def _call_back(
-        self, chosen: Sequence[OnWindow], variable: Variable, result: Result, *, with_ranks: bool
+        self,
+        chosen: Sequence[OnWindow],
+        variable: TracedVariable,
+        result: Result,
+        *,
+        with_ranks: bool,
     ) -> None:
         callbacks.run(chosen, variable.name, result, self._troubles, with_ranks=with_ranks)
 

@@ -30,7 +30,7 @@ _MAX_NAMES: Final = 20_000
 """Names among which the nearest is looked for."""
 
 
-class Tree(Protocol):
+class ModelTree(Protocol):
     """A model as a tree of named modules. `Any`: of whichever framework."""
 
     @property
@@ -44,7 +44,7 @@ class Tree(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TracedPlace:
     """Where values of a path appear: in a method of a module, or as a module's output.
 
     `inner` is the way from there: a variable (or `return`), then into its value. Nothing: what is
@@ -63,7 +63,7 @@ class Place:
         return (self.path.text, id(self.module), name, self.inner)
 
 
-def resolve(texts: Iterable[str], tree: Tree) -> list[Place]:
+def resolve(texts: Iterable[str], tree: ModelTree) -> list[TracedPlace]:
     """The places of all paths.
 
     Raises:
@@ -74,7 +74,7 @@ def resolve(texts: Iterable[str], tree: Tree) -> list[Place]:
     paths = [parse(text) for text in texts]
     if not paths:
         raise SondeError("`paths` is empty. Name something to trace, such as `forward.x`.")
-    places: list[Place] = []
+    places: list[TracedPlace] = []
     for path in paths:
         found = {p.key: p for p in _walk(path, "", tree.root, path.parts, tree)}
         sound = [p for p in found.values() if _can_match(p)]
@@ -84,7 +84,7 @@ def resolve(texts: Iterable[str], tree: Tree) -> list[Place]:
     return places
 
 
-def modules_of(tree: Tree) -> Iterator[tuple[str, Any]]:
+def modules_of(tree: ModelTree) -> Iterator[tuple[str, Any]]:
     """Every module with its path, each once, the root first."""
     waiting: list[tuple[str, Any]] = [("", tree.root)]
     met: set[int] = set()
@@ -99,12 +99,17 @@ def modules_of(tree: Tree) -> Iterator[tuple[str, Any]]:
 
 
 def _walk(
-    path: Path, at: str, module: Any, parts: Sequence[str], tree: Tree, met: tuple[int, ...] = ()
-) -> Iterator[Place]:
+    path: Path,
+    at: str,
+    module: Any,
+    parts: Sequence[str],
+    tree: ModelTree,
+    met: tuple[int, ...] = (),
+) -> Iterator[TracedPlace]:
     """Places of the rest of a path from this module on. `at` is the module's own path."""
     if not parts:
         if at:
-            yield Place(path, at, module, None)
+            yield TracedPlace(path, at, module, None)
         else:
             yield from _of_method(path, at, module, "forward", ())
         return
@@ -128,8 +133,8 @@ def _walk(
 
 
 def _of_methods(
-    path: Path, at: str, module: Any, pattern: str, inner: tuple[str, ...], tree: Tree
-) -> Iterator[Place]:
+    path: Path, at: str, module: Any, pattern: str, inner: tuple[str, ...], tree: ModelTree
+) -> Iterator[TracedPlace]:
     """A wildcard stands for a method only on the way to a variable, and for those of the model."""
     if not inner or inner[0] in (ANY_DEPTH, RETURN):
         return
@@ -140,13 +145,13 @@ def _of_methods(
 
 def _of_method(
     path: Path, at: str, module: Any, name: str, inner: tuple[str, ...]
-) -> Iterator[Place]:
+) -> Iterator[TracedPlace]:
     method = method_of(module, name)
     if method is not None:
-        yield Place(path, at, module, method, inner)
+        yield TracedPlace(path, at, module, method, inner)
 
 
-def _can_match(place: Place) -> bool:
+def _can_match(place: TracedPlace) -> bool:
     """Whether the method has a variable like that. What is inside of it shows only later."""
     if place.method is None or not place.inner or place.inner[0] == RETURN:
         return True
@@ -155,7 +160,7 @@ def _can_match(place: Place) -> bool:
     return first == ANY_DEPTH or any(matches(first, name) for name in names)
 
 
-def _cannot_match(path: Path, found: Sequence[Place], tree: Tree) -> str:
+def _cannot_match(path: Path, found: Sequence[TracedPlace], tree: ModelTree) -> str:
     kind = type(tree.root).__name__
     in_methods = [p for p in found if p.method is not None and p.inner]
     # The closest: what was meant for a module may have been taken for variables of a method.
@@ -168,7 +173,7 @@ def _cannot_match(path: Path, found: Sequence[Place], tree: Tree) -> str:
     return f"`{path.text}` matches no module and no method of {kind}.{nearest}"
 
 
-def _no_variable(path: Path, places: Sequence[Place]) -> str:
+def _no_variable(path: Path, places: Sequence[TracedPlace]) -> str:
     where, known = [], []
     for place in places:
         assert place.method is not None
@@ -183,7 +188,7 @@ def _no_variable(path: Path, places: Sequence[Place]) -> str:
     )
 
 
-def _all_names(tree: Tree) -> Iterator[str]:
+def _all_names(tree: ModelTree) -> Iterator[str]:
     for at, module in modules_of(tree):
         if at:
             yield at

@@ -18,18 +18,18 @@ from weakref import ref
 from sonde.tracing.access import keys_of, look
 from sonde.tracing.callbacks import BeforeSave
 from sonde.tracing.paths import GRAD, RETURN, Path, quoted, suggestion, under
-from sonde.tracing.resolving import Place, Tree
+from sonde.tracing.resolving import ModelTree, TracedPlace
 from sonde.tracing.results import Moment
-from sonde.tracing.troubles import Troubles
+from sonde.tracing.troubles import TraceTroubles
 from sonde.tracing.values import (
     Flag,
-    Nature,
     OutOfRoomError,
     RefusedError,
-    Snapshot,
+    TensorOps,
+    ValueSnapshot,
     snapshot,
 )
-from sonde.tracing.windows import Budget, Entry, Variable, Window
+from sonde.tracing.windows import ByteBudget, CapturedValue, TracedVariable, TraceWindow
 
 UNKNOWN_LINE: Final = -1
 
@@ -40,10 +40,10 @@ class Framework(Protocol):
     """What the tracer asks of a deep-learning framework. `Any`: its modules and tensors."""
 
     @property
-    def nature(self) -> Nature: ...
+    def nature(self) -> TensorOps: ...
 
     @property
-    def tree(self) -> Tree: ...
+    def tree(self) -> ModelTree: ...
 
     @property
     def known_keys(self) -> frozenset[int]:
@@ -79,14 +79,14 @@ class Channel:
 
     __slots__ = ("is_grad", "is_off", "snapshot", "variable")
 
-    def __init__(self, variable: Variable, *, is_grad: bool) -> None:
+    def __init__(self, variable: TracedVariable, *, is_grad: bool) -> None:
         self.variable = variable
         self.is_grad = is_grad
         self.is_off = False
-        self.snapshot: Snapshot | None = None
+        self.snapshot: ValueSnapshot | None = None
 
 
-class Call:
+class MethodCall:
     """One call of a method: when, at which line it is, and what was looked at in it already."""
 
     __slots__ = (
@@ -102,7 +102,7 @@ class Call:
         self.known: dict[str, tuple[Any, int]] = {}
         """Variables and what they held at the last line, with a stamp: most lines change nothing.
         A value is held no longer than until the next line after it has gone."""
-        self.met: dict[Channel, Snapshot] = {}
+        self.met: dict[Channel, ValueSnapshot] = {}
         """What was last seen in this call; another call may have seen something else since."""
         self.lasting: set[Channel] = set()
         """Seen inside of something when the call began, such as buffers of the module. Frameworks
@@ -117,7 +117,7 @@ class Tracer:
 
     def __init__(
         self,
-        places: Sequence[Place],
+        places: Sequence[TracedPlace],
         framework: Framework,
         clock: Clock,
         *,
@@ -126,9 +126,9 @@ class Tracer:
         gather_every: int,
         before_save: Sequence[BeforeSave],
         always: bool,
-        budget: Budget,
-        troubles: Troubles,
-        hand_over: Callable[[Window], None],
+        budget: ByteBudget,
+        troubles: TraceTroubles,
+        hand_over: Callable[[TraceWindow], None],
         is_patient: bool = False,
     ) -> None:
         """`is_patient`: windows may be larger than asked for; see `release`."""
@@ -155,7 +155,7 @@ class Tracer:
         self._passes = 0
         self._open_passes = 0
         self._calls: dict[int, int] = {}
-        self._window = Window(0)
+        self._window = TraceWindow(0)
         self._channels: dict[str, Channel] = {}
         self._by_way: dict[tuple[int, tuple[str, ...]], Channel] = {}
         self._handles: list[Remove] = []
@@ -186,13 +186,13 @@ class Tracer:
                     self._clock.begin()  # of the iteration that ends
                 self._turn(*self._clock.begin())
 
-    def call_of(self, place_key: int, line: int) -> Call:
+    def call_of(self, place_key: int, line: int) -> MethodCall:
         """A call that begins now."""
         with self._lock:
             number = self._calls.get(place_key, 0)
             self._calls[place_key] = number + 1
             assert self._now is not None
-            return Call(tuple.__new__(Moment, (*self._now, number)), line)
+            return MethodCall(tuple.__new__(Moment, (*self._now, number)), line)
 
     def close(self) -> None:
         """Hand over what is left; capture nothing more."""
@@ -212,7 +212,7 @@ class Tracer:
             return
         with self._lock:
             if self._window.entries and not self._is_closed:
-                full, self._window = self._window, Window(self._window.number)
+                full, self._window = self._window, TraceWindow(self._window.number)
                 self._hand_over(full)
 
     def forget(self) -> None:
@@ -235,7 +235,7 @@ class Tracer:
             number = self._ticks // self._gather_every
             self._ticks += 1
             if number != self._window.number and not (self._is_patient and self._window.is_small):
-                full, self._window = self._window, Window(number)
+                full, self._window = self._window, TraceWindow(number)
                 self._hand_over(full)
         try:
             self.is_on = is_wanted and bool(self._schedule(iteration))
@@ -251,7 +251,9 @@ class Tracer:
 
     # -- values --------------------------------------------------------------------------------
 
-    def look(self, place: Place, name: str, value: Any, rest: Sequence[str], call: Call) -> None:
+    def look(
+        self, place: TracedPlace, name: str, value: Any, rest: Sequence[str], call: MethodCall
+    ) -> None:
         """See what is inside of a variable, along the rest of the path."""
         if not rest:
             if not (place.path.is_any and self.framework.nature.is_module(value)):
@@ -265,7 +267,7 @@ class Tracer:
             where = under(place.module_path, place.method.name if place.method else "", name)
             self._missed[place.path.text] = (where, keys_of(value, self.framework.nature))
 
-    def see(self, place: Place, way: tuple[str, ...], value: Any, call: Call) -> None:
+    def see(self, place: TracedPlace, way: tuple[str, ...], value: Any, call: MethodCall) -> None:
         """A variable has a value: keep it if that is another one than before."""
         channel = self._by_way.get((id(place), way))
         if channel is None:
@@ -298,9 +300,9 @@ class Tracer:
         value: Any,
         moment: Moment,
         line: int,
-        kept: Snapshot | None,
+        kept: ValueSnapshot | None,
         quick: bool = False,
-    ) -> Snapshot | None:
+    ) -> ValueSnapshot | None:
         """Keep the value if it differs from what was kept; what it equals now."""
         with self._lock:
             if self._is_closed:
@@ -315,7 +317,7 @@ class Tracer:
 
     def _keep(
         self, channel: Channel, value: Any, moment: Moment, line: int, flags: list[Flag]
-    ) -> Snapshot | None:
+    ) -> ValueSnapshot | None:
         name, budget = channel.variable.name, self._budget
         before = channel.snapshot.size_bytes if channel.snapshot else 0
         try:
@@ -341,7 +343,7 @@ class Tracer:
             self.fail(f"{name}` in `before_save", error)
             return None
         window = self._window
-        window.entries.append(Entry(channel.variable, handed, moment, line, flags))
+        window.entries.append(CapturedValue(channel.variable, handed, moment, line, flags))
         window.size_bytes += size
         return taken
 
@@ -354,7 +356,7 @@ class Tracer:
             "or raise `budget_bytes`."
         )
 
-    def _channel(self, place: Place, way: tuple[str, ...]) -> Channel:
+    def _channel(self, place: TracedPlace, way: tuple[str, ...]) -> Channel:
         with self._lock:
             method = place.method.name if place.method else None
             inside = under("", *([method] if method else []), *way)
@@ -364,14 +366,14 @@ class Tracer:
             if channel is None:
                 slot = (inside or "forward") + grad
                 kind = type(place.module).__name__
-                variable = Variable(name, place.module_path, slot, kind)
+                variable = TracedVariable(name, place.module_path, slot, kind)
                 channel = self._channels[name] = Channel(variable, is_grad=place.path.is_grad)
             self._by_way[id(place), way] = channel
             return channel
 
     # -- gradients -----------------------------------------------------------------------------
 
-    def _follow(self, channel: Channel, path: Path, value: Any, call: Call) -> None:
+    def _follow(self, channel: Channel, path: Path, value: Any, call: MethodCall) -> None:
         """Have the gradient of this very tensor told, once per call of the method."""
         key = (channel, id(value))
         known = call.followed.get(key)
@@ -412,7 +414,7 @@ class Tracer:
             if channel is None:
                 v = outer.variable
                 slot = f"{v.slot.removesuffix(GRAD)}.{inner}{GRAD}"
-                variable = Variable(name, v.module, slot, v.module_type)
+                variable = TracedVariable(name, v.module, slot, v.module_type)
                 channel = self._channels[name] = Channel(variable, is_grad=True)
             return channel
 
@@ -442,7 +444,7 @@ class Tracer:
         return found
 
 
-def _why(path: Path, places: Sequence[Place]) -> str:
+def _why(path: Path, places: Sequence[TracedPlace]) -> str:
     place = next(p for p in places if p.path is path or p.path == path)
     if path.is_grad:
         return " A gradient is known when `backward` reaches the variable, if it needs one."

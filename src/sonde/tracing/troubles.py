@@ -10,7 +10,7 @@ from sonde._errors import SondeWarning
 from sonde.record import Event
 
 
-class Troubles:
+class TraceTroubles:
     """Counts by place and reason. Each is a warning the first time; `tell` puts it into a run."""
 
     def __init__(self, *, strict: bool) -> None:

@@ -14,7 +14,7 @@ from weakref import ref
 
 import numpy as np
 
-from sonde.tracing.access import MAX_DEPTH, MAX_ITEMS, Insight, fields_of
+from sonde.tracing.access import MAX_DEPTH, MAX_ITEMS, ValueAccess, fields_of
 
 _SIMPLE: Final = frozenset({bool, int, float, complex, str, bytes, type(None), range, slice})
 _BASES: Final[dict[type, Callable[[Any], Any]]] = {
@@ -33,7 +33,7 @@ Flag = Any
 """Something that will say later whether a tensor has changed: it stays on its device."""
 
 
-class Nature(Insight, Protocol):
+class TensorOps(ValueAccess, Protocol):
     """What a framework knows about its tensors. `Any`: they are foreign."""
 
     def is_constant(self, value: Any) -> bool:
@@ -86,7 +86,7 @@ class ObjectCopy:
         return f"<copy of {self.type_name}: {inside}>"
 
 
-class Snapshot(Protocol):
+class ValueSnapshot(Protocol):
     """A value as it was."""
 
     @property
@@ -97,7 +97,7 @@ class Snapshot(Protocol):
     @property
     def size_bytes(self) -> int: ...
 
-    def differs(self, value: Any, nature: Nature, flags: list[Flag], quick: bool) -> bool:
+    def differs(self, value: Any, nature: TensorOps, flags: list[Flag], quick: bool) -> bool:
         """Whether the value is surely another one now.
 
         `flags`: where to note those tensors of which it is not known yet whether they are the same.
@@ -106,7 +106,7 @@ class Snapshot(Protocol):
         ...
 
 
-def snapshot(value: Any, nature: Nature, room_bytes: int) -> Snapshot:
+def snapshot(value: Any, nature: TensorOps, room_bytes: int) -> ValueSnapshot:
     """A copy of the value.
 
     Raises:
@@ -123,7 +123,7 @@ def snapshot(value: Any, nature: Nature, room_bytes: int) -> Snapshot:
     return _Tensor(value, nature, size_bytes)
 
 
-def stamp(value: Any, nature: Nature) -> int | None:
+def stamp(value: Any, nature: TensorOps) -> int | None:
     """A number that is another one when this very object has changed; None if nobody can tell."""
     if type(value) in _SIMPLE:
         return 0
@@ -133,12 +133,12 @@ def stamp(value: Any, nature: Nature) -> int | None:
 class _Taking:
     """Makes one snapshot, and counts on the way."""
 
-    def __init__(self, nature: Nature, room_bytes: int) -> None:
+    def __init__(self, nature: TensorOps, room_bytes: int) -> None:
         self._nature = nature
         self._room_bytes = room_bytes
         self._room_items = MAX_ITEMS
 
-    def take(self, value: Any, depth: int) -> Snapshot:
+    def take(self, value: Any, depth: int) -> ValueSnapshot:
         if type(value) in _SIMPLE:
             self._spend(len(value) if isinstance(value, str | bytes) else _SMALL_BYTES)
             return _Simple(value)
@@ -194,7 +194,7 @@ class _Simple:
     def size_bytes(self) -> int:
         return len(self.value) if isinstance(self.value, str | bytes) else _SMALL_BYTES
 
-    def differs(self, value: Any, nature: Nature, flags: list[Flag], quick: bool) -> bool:
+    def differs(self, value: Any, nature: TensorOps, flags: list[Flag], quick: bool) -> bool:
         kept = self.value
         if type(value) is not self._kind:
             return True
@@ -207,14 +207,14 @@ class _Tensor:
 
     __slots__ = ("_copy_version", "_ref", "_version", "size_bytes", "value")
 
-    def __init__(self, value: Any, nature: Nature, size_bytes: int) -> None:
+    def __init__(self, value: Any, nature: TensorOps, size_bytes: int) -> None:
         self.value = nature.copy(value)
         self.size_bytes = size_bytes
         self._copy_version = nature.version(self.value)
         self._version = nature.version(value)
         self._ref: Callable[[], Any] = ref(value)
 
-    def differs(self, value: Any, nature: Nature, flags: list[Flag], quick: bool) -> bool:
+    def differs(self, value: Any, nature: TensorOps, flags: list[Flag], quick: bool) -> bool:
         if not nature.is_tensor(value):
             return True
         is_same_object = quick and self._version is not None and self._ref() is value
@@ -243,7 +243,7 @@ class _Array:
     def size_bytes(self) -> int:
         return int(self.value.nbytes)
 
-    def differs(self, value: Any, nature: Nature, flags: list[Flag], quick: bool) -> bool:
+    def differs(self, value: Any, nature: TensorOps, flags: list[Flag], quick: bool) -> bool:
         kept = self.value
         if not isinstance(value, np.ndarray) or (value.dtype, value.shape) != (
             kept.dtype,
@@ -264,7 +264,7 @@ class _Opaque:
         self._id = id(value)
         self.value = ObjectCopy(_type_name(value), {}, _text(value))
 
-    def differs(self, value: Any, nature: Nature, flags: list[Flag], quick: bool) -> bool:
+    def differs(self, value: Any, nature: TensorOps, flags: list[Flag], quick: bool) -> bool:
         return id(value) != self._id or _type_name(value) != self.value.type_name
 
 
@@ -275,7 +275,7 @@ class _Container:
         self,
         kind: type,
         keys: list[Any],
-        items: list[Snapshot],
+        items: list[ValueSnapshot],
         rebuild: Callable[[list[Any], list[Any]], Any],
     ) -> None:
         self._kind = kind
@@ -291,7 +291,7 @@ class _Container:
     def size_bytes(self) -> int:
         return _SMALL_BYTES + sum(item.size_bytes for item in self._items)
 
-    def differs(self, value: Any, nature: Nature, flags: list[Flag], quick: bool) -> bool:
+    def differs(self, value: Any, nature: TensorOps, flags: list[Flag], quick: bool) -> bool:
         if type(value) is not self._kind:
             return True
         parts = _parts_of(value, nature)
@@ -308,7 +308,7 @@ class _Container:
 _Parts = tuple[type, list[Any], list[Any], Callable[[list[Any], list[Any]], Any]]
 
 
-def _parts_of(value: Any, nature: Nature) -> _Parts | None:
+def _parts_of(value: Any, nature: TensorOps) -> _Parts | None:
     """Type, keys and items of a container or object, and how to put a copy of it together."""
     kind = type(value)
     if isinstance(value, Mapping):

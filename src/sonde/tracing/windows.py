@@ -14,7 +14,7 @@ _FEW: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Variable:
+class TracedVariable:
     """A variable by its full name, and the parts of it: the module and what is inside of that."""
 
     name: str
@@ -24,13 +24,13 @@ class Variable:
 
 
 @dataclass(slots=True)
-class Entry:
+class CapturedValue:
     """A captured value; with `flags`, only once they are read it is known whether it has changed.
 
     `Any`: whatever the variable held.
     """
 
-    variable: Variable
+    variable: TracedVariable
     value: Any
     moment: Moment
     line: int
@@ -38,11 +38,11 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Window:
+class TraceWindow:
     """What was captured in some iterations. Windows are numbered from 0, on each rank alike."""
 
     number: int
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[CapturedValue] = field(default_factory=list)
     size_bytes: int = 0
     """Of all values when they were captured."""
 
@@ -51,9 +51,9 @@ class Window:
         """Whether it may as well take some more."""
         return self.size_bytes < _SMALL_BYTES and len(self.entries) < _FEW
 
-    def results(self, rank: int) -> dict[Variable, Result]:
+    def results(self, rank: int) -> dict[TracedVariable, Result]:
         """The values by variable, in the order in which they were captured."""
-        found: dict[Variable, Result] = {}
+        found: dict[TracedVariable, Result] = {}
         for entry in self.entries:
             result = found.get(entry.variable)
             if result is None:
@@ -62,7 +62,7 @@ class Window:
         return found
 
 
-class Budget:
+class ByteBudget:
     """How many bytes of values may be held at a time."""
 
     def __init__(self, limit_bytes: int) -> None:

@@ -26,12 +26,12 @@ from sonde.tracing import callbacks
 from sonde.tracing.callbacks import BeforeSave, OnWindow
 from sonde.tracing.functions.probes import Probes
 from sonde.tracing.hdf5 import HDF5
-from sonde.tracing.pipeline import Destination, Memory, Pipeline, Ranks
+from sonde.tracing.pipeline import Destination, InMemory, Pipeline, Ranks
 from sonde.tracing.resolving import resolve
 from sonde.tracing.results import Results
 from sonde.tracing.tracer import Tracer
-from sonde.tracing.troubles import Troubles
-from sonde.tracing.windows import Budget
+from sonde.tracing.troubles import TraceTroubles
+from sonde.tracing.windows import ByteBudget
 
 if TYPE_CHECKING:
     from sonde.capture.backend import Session
@@ -99,7 +99,7 @@ def trace(
     if "torch" not in sys.modules:
         raise SondeError("`model` must be a torch.nn.Module; torch has not been imported.")
     from sonde.tracing.torch import modules
-    from sonde.tracing.torch.framework import TorchFramework, TorchSettling
+    from sonde.tracing.torch.framework import TorchFramework, TorchSynchronization
 
     framework = TorchFramework(model)
     compiled = list(modules.compiled_modules(model))
@@ -118,8 +118,8 @@ def trace(
     watch = _watch_of(model)
     if into in ("auto", "run") and watch is None and _is_unrecorded(model):
         return Trace.inert()
-    troubles = Troubles(strict=strict)
-    budget = Budget(budget_bytes)
+    troubles = TraceTroubles(strict=strict)
+    budget = ByteBudget(budget_bytes)
     destination, writer = _destination(into, watch)
     ranks = None
     if not destination.is_shared and gather_every is not None:
@@ -132,7 +132,7 @@ def trace(
     pipeline = Pipeline(
         destination,
         ranks,
-        TorchSettling(),
+        TorchSynchronization(),
         budget,
         troubles,
         before_gather=hooks["before_gather"],
@@ -161,7 +161,7 @@ def trace(
         destination.sources(probes.sources())  # type: ignore[attr-defined]  # a run's
     if compiled:
         troubles.warn(_about_compiled(compiled))
-    results = destination.results if isinstance(destination, Memory) else Results()
+    results = destination.results if isinstance(destination, InMemory) else Results()
     results.refresh = tracer.release
     closing_s = _CLOSE_S + (2 * timeout_s if ranks is not None else 0)
     return Trace(tracer, probes, pipeline, results, hooks["after_trace"], troubles, closing_s)
@@ -195,7 +195,7 @@ class Trace:
         pipeline: Pipeline | None,
         results: Results,
         after_trace: Sequence[OnWindow],
-        troubles: Troubles,
+        troubles: TraceTroubles,
         closing_s: float,
     ) -> None:
         self.results = results
@@ -213,7 +213,7 @@ class Trace:
     @classmethod
     def inert(cls) -> Trace:
         """A trace that does nothing: `SONDE=off`."""
-        return cls(None, None, None, Results(), (), Troubles(strict=False), 0.0)
+        return cls(None, None, None, Results(), (), TraceTroubles(strict=False), 0.0)
 
     @property
     def iteration(self) -> int:
@@ -360,7 +360,7 @@ def _destination(into: object, watch: Watch | None) -> tuple[Destination, Any]:
     if isinstance(into, str | os.PathLike):
         text = os.fspath(into)
         if text == "memory" or (text == "auto" and watch is None):
-            return Memory(), None
+            return InMemory(), None
         if text in ("auto", "run"):
             if watch is None or watch._writer is None:
                 raise SondeError(
@@ -381,7 +381,7 @@ def _destination(into: object, watch: Watch | None) -> tuple[Destination, Any]:
 
 
 def _ranks(
-    paths: Sequence[str], troubles: Troubles, timeout_s: float, limit_bytes: int
+    paths: Sequence[str], troubles: TraceTroubles, timeout_s: float, limit_bytes: int
 ) -> Ranks | None:
     from sonde.store import packing, safetensors
     from sonde.tracing.gathering import Gathering
@@ -393,7 +393,7 @@ def _ranks(
     rank, world_size = found
     return Gathering(
         distributed.SharedStore(distributed.prefix_of(paths, next(_ordinals))),
-        distributed.Codec(packing, safetensors),
+        distributed.TensorCodec(packing, safetensors),
         troubles,
         rank=rank,
         world_size=world_size,

@@ -8,11 +8,11 @@ from typing import Any, Final
 from sonde.store.sql.inquiry import careful
 from sonde.views.numbers import heat, kymograph, lines, movers, section
 from sonde.views.runs import header
-from sonde.views.runs.opened_run import Subject
+from sonde.views.runs.opened_run import OpenedRun
 from sonde.views.structure import level, panel, tint, tree
 from sonde.views.traced import variable
 
-_ANSWERS: Final[Mapping[str, Callable[[Subject, Any], object]]] = {
+_ANSWERS: Final[Mapping[str, Callable[[OpenedRun, Any], object]]] = {
     "run": header.answer,
     "spark": lines.spark,
     "tree": tree.answer,

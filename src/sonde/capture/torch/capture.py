@@ -37,11 +37,11 @@ from sonde.capture.torch import model_graph, names
 from sonde.capture.torch.attaching import attach
 from sonde.capture.torch.collector import Collector
 from sonde.capture.torch.compile import hooks
-from sonde.capture.torch.cuda.graphs import Graphs
+from sonde.capture.torch.cuda.graphs import CudaGraphs
 from sonde.capture.torch.hooks import MAX_SLOTS, inputs
 from sonde.capture.torch.metrics.observer import Observer
-from sonde.capture.torch.mistakes import Silence
-from sonde.capture.torch.modules import MODULE_KINDS, Taps
+from sonde.capture.torch.mistakes import Mistakes
+from sonde.capture.torch.modules import MODULE_KINDS, WatchedModules
 from sonde.capture.torch.passes import (
     Checkpoints,
     Pass,
@@ -57,7 +57,7 @@ from sonde.capture.torch.passes import (
 )
 from sonde.capture.torch.rows.host import table_for
 from sonde.capture.torch.rows.recorder import Recorder, Tables
-from sonde.capture.torch.tap import Key, Onlooker, Tap, new_sign
+from sonde.capture.torch.tap import OutputObserver, Tap, TapKey, new_sign
 from sonde.capture.troubles import Troubles
 from sonde.capture.window import NATIVE_PHASE, Spot
 
@@ -82,16 +82,16 @@ class Capture:
         self._root = ref(names.unwrapped(model))
         self.native = native_path(self.lock, self._root)
         self.troubles = Troubles(drain, strict=plan.strict)
-        self.silence = Silence(self._root, self.troubles)
+        self.silence = Mistakes(self._root, self.troubles)
         self.phases = Phases(plan.phases, step, self.troubles.skip, self.troubles.failed)
         self.recorder = Recorder(drain, self.troubles, tables, self._step_of)
         self.collector = Collector(self, self.recorder, self.troubles)
-        self.structure: names.Structure = names.Structure(model)
-        self.taps = Taps(self, self.structure, self.troubles)
+        self.structure: names.ModelStructure = names.ModelStructure(model)
+        self.taps = WatchedModules(self, self.structure, self.troubles)
         self.begun: Callable[[], None] = lambda: None
         self.kinds = plan.kinds
         self.observer: Observer | None = None
-        self.onlooker: Onlooker | None = None
+        self.onlooker: OutputObserver | None = None
         self.asleep = self.is_closed = self._is_bare = False
         self.scanned_step = -1
         self.spent_ns = self.dropped_steps = self.recorded_steps = 0
@@ -105,7 +105,7 @@ class Capture:
         self._phase = "train"
         self._passes: dict[int, Pass] = {}
         self._checkpoints = Checkpoints()
-        self.graphs = Graphs(self)
+        self.graphs = CudaGraphs(self)
         self._graph = model_graph.taker(model, drain, self.troubles, plan.max_calls)
         self._begin()
         self.taps.start(self.root)
@@ -245,7 +245,7 @@ class Capture:
             self.troubles.failed("compiled code", error)
             return False
 
-    def compiled(self, key: Key, x: Tensor) -> None:
+    def compiled(self, key: TapKey, x: Tensor) -> None:
         """A tap in compiled code ran: what an eager hook does. Which tensors are the same was found
         out when it was compiled: generated code writes into buffers without any trace of it. A part
         of the model that is computed again in backward counts once."""

@@ -15,10 +15,10 @@ from torch import Tensor
 from sonde.capture.native import MOST_PLACES, GradHook, Point, Row, Seen
 from sonde.capture.torch.hooks import MAX_SLOTS, hook_gradient
 from sonde.capture.torch.metrics.observer import Observer
-from sonde.capture.torch.passes import Held, Leaves, Pass
+from sonde.capture.torch.passes import HeldTensor, LeafHooks, Pass
 from sonde.capture.torch.rows.recorder import Recorder
 from sonde.capture.torch.rows.strided import Slices
-from sonde.capture.torch.tap import Key, Owner, Tap
+from sonde.capture.torch.tap import Tap, TapKey, TapOwner
 from sonde.capture.troubles import Troubles
 from sonde.capture.window import NATIVE_PHASE, Spot
 from sonde.record import Kind
@@ -27,13 +27,13 @@ from sonde.record import Kind
 class Collector:
     """Gives tensors of module calls to the recorder."""
 
-    def __init__(self, owner: Owner, recorder: Recorder, troubles: Troubles) -> None:
+    def __init__(self, owner: TapOwner, recorder: Recorder, troubles: Troubles) -> None:
         self._owner = owner
         self._recorder = recorder
         self._troubles = troubles
-        self._leaves = Leaves()
-        self._tangent = Held()
-        self._keyed: dict[tuple[Key, str], list[Spot]] = {}
+        self._leaves = LeafHooks()
+        self._tangent = HeldTensor()
+        self._keyed: dict[tuple[TapKey, str], list[Spot]] = {}
         self._heads: WeakKeyDictionary[Tap, dict[tuple[Any, ...], list[Spot]]] = WeakKeyDictionary()
         self.observer: Observer | None = None
 
@@ -82,7 +82,7 @@ class Collector:
             else:
                 self._hook(seen, x, spots[1])
 
-    def compiled(self, key: Key, at: Pass, x: Tensor) -> None:
+    def compiled(self, key: TapKey, at: Pass, x: Tensor) -> None:
         """A tensor in compiled code, at all the places where it is seen."""
         spots = self._keyed.get((key, at.phase))
         if spots is None:
@@ -100,7 +100,7 @@ class Collector:
             if self._owner.native is not None:
                 self._owner.native.waiting = True
 
-    def _pave(self, key: Key, spots: Sequence[Spot]) -> None:
+    def _pave(self, key: TapKey, spots: Sequence[Spot]) -> None:
         """Have the native path for a tap in compiled code from now on, if it can be."""
         native = self._owner.native
         places = tuple(spot.place for spot in spots if spot.place is not None)

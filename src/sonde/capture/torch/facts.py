@@ -8,11 +8,11 @@ from weakref import ref
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from sonde.capture.torch.names import Structure
+from sonde.capture.torch.names import ModelStructure
 from sonde.record import PARAMETER_KINDS, Site
 
 
-class Fact(NamedTuple):
+class SiteFact(NamedTuple):
     """What is known of a site besides its tensor: None where it does not apply."""
 
     requires_grad: bool | None = None
@@ -22,13 +22,13 @@ class Fact(NamedTuple):
 class Facts:
     """Looks facts up in a model, whose parts it knows as of the last change of its structure."""
 
-    def __init__(self, structure: Structure) -> None:
+    def __init__(self, structure: ModelStructure) -> None:
         self._structure = structure
         self._version = -1
         self._parameters: dict[tuple[str, str], ref[nn.Parameter]] = {}
         self._dropouts: dict[str, ref[nn.Module]] = {}
 
-    def of(self, site: Site) -> Fact:
+    def of(self, site: Site) -> SiteFact:
         """The facts of a site, as they are now."""
         structure = self._structure
         if self._version != structure.version:
@@ -40,8 +40,8 @@ class Facts:
         if site.kind in PARAMETER_KINDS:
             found = self._parameters.get((site.module, site.slot.partition("/")[0]))
             parameter = None if found is None else found()
-            return Fact(None if parameter is None else parameter.requires_grad)
-        return Fact(dropout_p=_probability(self._dropouts.get(site.module)))
+            return SiteFact(None if parameter is None else parameter.requires_grad)
+        return SiteFact(dropout_p=_probability(self._dropouts.get(site.module)))
 
 
 def _probability(found: ref[nn.Module] | None) -> float | None:

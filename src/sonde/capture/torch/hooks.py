@@ -8,9 +8,7 @@ so a saved model loads where Sonde is not installed. While a model is exported o
 
 from __future__ import annotations
 
-import contextlib
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any, Final
 
 from torch import Tensor, nn
@@ -23,6 +21,7 @@ from sonde.capture.leaves import leaves
 from sonde.capture.native import GradHook, use_number
 from sonde.capture.torch.compile import hooks
 from sonde.capture.torch.tap import Tap
+from sonde.graph.torch.inert import InertHook
 
 MAX_SLOTS: Final = 64
 """Tensors of one call that are told apart; a model that returns more has the rest skipped."""
@@ -69,19 +68,13 @@ def inputs(args: tuple[Any, ...], kwargs: dict[str, Any], limit: int) -> list[tu
     return found + leaves(kwargs, Tensor, limit - len(found)) if kwargs else found
 
 
-class _Hook:
-    """A callable that copies and pickles into something inert."""
+class _ModuleHook(InertHook):
+    """A hook of one tap."""
 
     __slots__ = ("tap",)
 
     def __init__(self, tap: Tap) -> None:
         self.tap = tap
-
-    def __deepcopy__(self, memo: object) -> Callable[..., None]:
-        return contextlib.nullcontext().__exit__
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (contextlib.nullcontext(), "__exit__")
 
     @property
     def __name__(self) -> str:
@@ -96,7 +89,7 @@ class _ScriptError(SondeError, AttributeError):
     """There is no name, as far as anybody else is concerned."""
 
 
-class Enter(_Hook):
+class Enter(_ModuleHook):
     """Forward pre-hook."""
 
     __slots__ = ()
@@ -123,7 +116,7 @@ class EnterRoot(Enter):
         Enter.__call__(self, module, args, kwargs)
 
 
-class Leave(_Hook):
+class Leave(_ModuleHook):
     """Forward hook."""
 
     __slots__ = ()

@@ -41,7 +41,7 @@ GUESS: Final = (
 )
 
 
-class Silence:
+class Mistakes:
     """Listens for steps that never end and for tensors that are attached in vain."""
 
     def __init__(self, root: ref[nn.Module], troubles: Troubles) -> None:
@@ -115,7 +115,7 @@ class Silence:
         self._troubles.concern("no_step", f"{what} {remedy.format(step=self._troubles.step)}")
 
 
-_ALL: Final[WeakSet[Silence]] = WeakSet()
+_ALL: Final[WeakSet[Mistakes]] = WeakSet()
 """Of all watches: what one of them records is not attached in vain."""
 
 

@@ -12,14 +12,14 @@ from sonde.capture.torch import names
 from sonde.capture.torch.compile import hooks
 from sonde.capture.torch.hooks import MAX_SLOTS, inputs
 from sonde.capture.troubles import Troubles
-from sonde.graph.torch import Framework, GraphTaker, skipped_code
+from sonde.graph.torch import GraphTaker, TensorAccess, skipped_code
 
 
 def taker(model: nn.Module, drain: Drain, troubles: Troubles, max_calls: int) -> GraphTaker:
     """Takes the graph of the model and hands it to the drain."""
     return GraphTaker(
         model,
-        Framework(names.modules, _inputs, _outputs),
+        TensorAccess(names.modules, _inputs, _outputs),
         publish=drain.put,
         report=lambda error: troubles.failed("graph", error),
         max_calls=max_calls,

@@ -11,17 +11,19 @@ from sonde.capture.torch import names
 from sonde.capture.torch.compile import hooks
 from sonde.capture.torch.compile.operators import share
 from sonde.capture.torch.hooks import hang, new_id, take_off
-from sonde.capture.torch.tap import Owner, Tap, is_plain
+from sonde.capture.torch.tap import Tap, TapOwner, is_plain
 from sonde.capture.troubles import Troubles
 from sonde.record import Kind
 
 MODULE_KINDS: Final[frozenset[Kind]] = frozenset({"input", "output", "input_grad", "output_grad"})
 
 
-class Taps:
+class WatchedModules:
     """One tap per module that is selected, or needed to know where an attached tensor belongs."""
 
-    def __init__(self, owner: Owner, structure: names.Structure, troubles: Troubles) -> None:
+    def __init__(
+        self, owner: TapOwner, structure: names.ModelStructure, troubles: Troubles
+    ) -> None:
         self._owner = owner
         self._structure = structure
         self._troubles = troubles

@@ -79,7 +79,7 @@ def parameters(model: nn.Module) -> Iterator[tuple[str, str, nn.Module, nn.Param
             yield path, name, module, parameter
 
 
-class Named(NamedTuple):
+class NamedParameter(NamedTuple):
     """A parameter and where it lives."""
 
     path: str
@@ -92,7 +92,7 @@ class Named(NamedTuple):
         return f"{self.path}.{self.name}" if self.path else self.name
 
 
-class Structure:
+class ModelStructure:
     """The modules and parameters of a model by name, as they were when last looked at.
 
     `version` is another one whenever something had changed.
@@ -101,7 +101,7 @@ class Structure:
     def __init__(self, model: nn.Module) -> None:
         self.version = 0
         self.modules: list[tuple[str, ref[nn.Module]]] = []
-        self.parameters: list[Named] = []
+        self.parameters: list[NamedParameter] = []
         self._model = ref(model)
         self.is_stale = True
         self._held: list[ref[nn.Module]] = []
@@ -118,7 +118,7 @@ class Structure:
         self.is_stale = any(is_lazy(p) for p in model.parameters())
         self.modules = [(path, ref(m, self._died)) for path, m in modules(model)]
         self.parameters = [
-            Named(path, name, ref(module), ref(p, self._died))
+            NamedParameter(path, name, ref(module), ref(p, self._died))
             for path, name, module, p in parameters(model)
         ]
         wrappers = [ref(m, self._died) for _, m in _walk(model) if _wrapped(m) is not None]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sonde.capture.torch.capture import Capture
-from sonde.capture.torch.names import Named
+from sonde.capture.torch.names import NamedParameter
 from sonde.capture.window import Spot
 
 FINAL_PHASE: Final = "final"
@@ -19,7 +19,7 @@ _AT_ONCE: Final = 512
 _WAIT_S: Final = 5.0
 
 
-class Outside:
+class ManualRecords:
     """Records tensors of no module, at spots of the model itself."""
 
     def __init__(self, capture: Capture) -> None:
@@ -70,10 +70,10 @@ class Outside:
         except Exception as error:
             capture.troubles.failed("final parameters", error)
 
-    def _wants(self, named: Named) -> bool:
+    def _wants(self, named: NamedParameter) -> bool:
         return self._capture.plan.wants_parameter(named.path, named.full, named.module())
 
-    def _record_parameter(self, named: Named) -> None:
+    def _record_parameter(self, named: NamedParameter) -> None:
         parameter = named.ref()
         if parameter is not None:
             kind = type(named.module()).__name__

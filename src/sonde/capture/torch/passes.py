@@ -23,7 +23,7 @@ from torch.fx import _symbolic_trace
 from sonde.capture.native import AVAILABLE, GradHook, Native, Row, Seen
 from sonde.capture.phases import Phases
 from sonde.capture.torch.rows.host import EXCHANGE
-from sonde.capture.torch.tap import Owner, Tap
+from sonde.capture.torch.tap import Tap, TapOwner
 from sonde.capture.window import NATIVE_PHASE, Spot
 from sonde.record import Kind
 
@@ -44,7 +44,7 @@ there was first.)"""
 _GRADIENTS: Final[frozenset[Kind]] = frozenset({"input_grad", "output_grad", "attach_grad"})
 
 
-class Looks(Protocol):
+class ObserverNeeds(Protocol):
     """Somebody else who looks at what a capture meets: at which kinds, and whether at calls."""
 
     kinds: frozenset[Kind]
@@ -75,7 +75,7 @@ def is_replica(module: nn.Module) -> bool:
 _CALL: Final[CodeType] = nn.Module._call_impl.__code__
 
 
-class Held:
+class HeldTensor:
     """A tensor that one piece of code has seen and another one is going to see, until that asks."""
 
     __slots__ = ("_row", "_version", "_window", "x")
@@ -130,7 +130,7 @@ class Pass:
         self.redone: list[tuple[Tap, int]] = []
         self.calls: dict[Tap, int] = {}
         self.seen: dict[int, Seen] = {}
-        self.returned = Held()
+        self.returned = HeldTensor()
 
     def begin(self, phase: str) -> None:
         self.phase = phase
@@ -170,7 +170,7 @@ def bind(native: Native | None, at: Pass) -> None:
 
 
 def settle(
-    native: Native | None, observer: Looks | None, is_live: bool, phases: Collection[str]
+    native: Native | None, observer: ObserverNeeds | None, is_live: bool, phases: Collection[str]
 ) -> None:
     """Say who takes the native path while something is recorded: all, unless somebody else wants to
     know the calls of modules, or what compiled code shows, or gradients."""
@@ -274,7 +274,7 @@ class Checkpoints:
         self._owed.clear()
 
 
-class Leaves:
+class LeafHooks:
     """Hooks on the gradients of leaves, which outlive a pass: one per leaf, until the step ends."""
 
     __slots__ = ("_held",)
@@ -282,7 +282,7 @@ class Leaves:
     def __init__(self) -> None:
         self._held: dict[int, tuple[ref[Tensor], GradHook, Any]] = {}
 
-    def watch(self, x: Tensor, spot: Spot, owner: Owner) -> None:
+    def watch(self, x: Tensor, spot: Spot, owner: TapOwner) -> None:
         held = self._held.get(id(x))
         if held is None or held[0]() is not x:
             hook = GradHook(owner, spot)

@@ -28,7 +28,7 @@ from sonde.capture.torch.metrics.observer import Observer
 from sonde.capture.torch.mistakes import concerns
 from sonde.capture.torch.optim.hyperparameters import Hyperparameters
 from sonde.capture.torch.optim.optimizers import Optimizers
-from sonde.capture.torch.outside import Outside
+from sonde.capture.torch.outside import ManualRecords
 from sonde.capture.troubles import Troubles
 from sonde.record import Sink
 
@@ -68,7 +68,7 @@ class TorchSession:
         self.has_optimizer = self.capture.silence.has_optimizer = bool(optimizers)
         self._concerns = list(concerns(model, optimizers))
         self.latest = Latest()
-        self._outside = Outside(self.capture)
+        self._outside = ManualRecords(self.capture)
         try:
             self._optimizers = Optimizers(self.capture, optimizers)
         except BaseException:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sonde.capture.native import Bunch, Lane, Native, Point
 from sonde.capture.plan import Plan
-from sonde.capture.torch.mistakes import Silence
+from sonde.capture.torch.mistakes import Mistakes
 from sonde.capture.troubles import Troubles
 from sonde.capture.window import NATIVE_PHASE, Spot
 from sonde.record import Kind
@@ -25,14 +25,14 @@ def new_sign() -> str:
     return next(_SIGNS)
 
 
-class Onlooker(Protocol):
+class OutputObserver(Protocol):
     """Somebody who looks at what modules return, besides the capture."""
 
     def saw(self, tap: Tap, call: int, output: Tensor) -> None:
         """The native path has recorded what a module returned."""
 
 
-class Owner(Protocol):
+class TapOwner(Protocol):
     """The capture that hooks report to."""
 
     sign: str
@@ -42,8 +42,8 @@ class Owner(Protocol):
     kinds: frozenset[Kind]
     troubles: Troubles
     native: Native | None
-    silence: Silence
-    onlooker: Onlooker | None
+    silence: Mistakes
+    onlooker: OutputObserver | None
 
     @property
     def root(self) -> nn.Module | None:
@@ -67,11 +67,11 @@ class Owner(Protocol):
         """Compiled code runs: whether its taps are heard now. A pass begins, if it is the first."""
         ...
 
-    def compiled(self, key: Key, x: Tensor) -> None:
+    def compiled(self, key: TapKey, x: Tensor) -> None:
         """A tap in compiled code ran."""
 
 
-class Place(NamedTuple):
+class TapPlace(NamedTuple):
     """What a tap in compiled code sees of a module."""
 
     kind: Kind
@@ -79,7 +79,7 @@ class Place(NamedTuple):
     slot: str
 
 
-class Key:
+class TapKey:
     """A tap in compiled code: the places that its tensor is seen at, of one owner's.
 
     All weak: code may outlive the watch. `returned` says that a hook outside of the code will see
@@ -89,7 +89,7 @@ class Key:
 
     __slots__ = ("_places", "bunch", "is_gradient", "owner", "point", "returned")
 
-    def __init__(self, tap: Tap, place: Place) -> None:
+    def __init__(self, tap: Tap, place: TapPlace) -> None:
         self.owner = ref(tap.owner)
         self.is_gradient = place.kind.endswith("_grad")
         self.returned = False
@@ -97,12 +97,12 @@ class Key:
         self.bunch: tuple[list[int], Bunch | None] | None = None
         self._places = [(ref(tap), place)]
 
-    def add(self, tap: Tap, place: Place) -> None:
+    def add(self, tap: Tap, place: TapPlace) -> None:
         """See the tensor at that place, too."""
         self.point = None
         self._places.append((ref(tap), place))
 
-    def places(self) -> list[tuple[Tap, Place]]:
+    def places(self) -> list[tuple[Tap, TapPlace]]:
         return [(tap, place) for known, place in self._places if (tap := known()) is not None]
 
 
@@ -122,7 +122,7 @@ class Tap:
 
     def __init__(
         self,
-        owner: Owner,
+        owner: TapOwner,
         path: str,
         module: nn.Module,
         kinds: frozenset[Kind],
@@ -146,7 +146,7 @@ class Tap:
         self.outputs: dict[tuple[int, str, str], tuple[Spot, Spot]] = {}
         self.lane: Lane | None = None
         self.key: Tensor | None = None
-        self.keys: dict[int, Key] = {}
+        self.keys: dict[int, TapKey] = {}
 
     @property
     def type(self) -> str:

@@ -4,6 +4,6 @@
 `trace.py` what was seen in it, `origins.py` where the data in each tensor came from.
 """
 
-from sonde.graph.torch.passing import Framework as Framework
+from sonde.graph.torch.passing import TensorAccess as TensorAccess
 from sonde.graph.torch.passing import skipped_code as skipped_code
 from sonde.graph.torch.taker import GraphTaker as GraphTaker

@@ -21,12 +21,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 Region = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
-class Frame:
+class CallFrame:
     """A call of a module: a level of the graph. `overlay` says what its own inputs are to it."""
 
     __slots__ = ("depth", "node", "overlay", "parent", "took_outside")
 
-    def __init__(self, node: str, parent: Frame | None) -> None:
+    def __init__(self, node: str, parent: CallFrame | None) -> None:
         self.node = node
         self.parent = parent
         self.depth: int = 0 if parent is None else parent.depth + 1
@@ -35,7 +35,7 @@ class Frame:
         """Whether something was used in it that nobody passed to it."""
 
 
-Origin = tuple[Frame, str]
+Origin = tuple[CallFrame, str]
 Origins = frozenset[Origin]
 
 NOTHING: Final[Origins] = frozenset()
@@ -82,7 +82,7 @@ class _Store:
         self.regions[region] = origins
 
 
-class Book:
+class TensorOrigins:
     """Who made what, in one pass. `ignored` are tensors that carry no data from call to call:
     parameters and buffers."""
 
@@ -90,14 +90,14 @@ class Book:
         self._stores: dict[int, _Store] = {}
         self._ignored = {key for x in ignored if (key := _key(x)) is not None}
 
-    def of(self, x: Tensor, frame: Frame) -> Origins:
+    def of(self, x: Tensor, frame: CallFrame) -> Origins:
         """Where the tensor comes from, as seen from a frame: the innermost that knows counts."""
         key = _key(x)
         if key is None:
             return NOTHING
         is_ignored = key in self._ignored
         region = _region(x)
-        at: Frame | None = frame
+        at: CallFrame | None = frame
         while at is not None:
             store = at.overlay.get(key)
             if store is not None:
@@ -132,7 +132,7 @@ class Book:
             store = self._stores[key] = _Store(_weak(x))
         store.regions.setdefault(_region(x), origins)
 
-    def written(self, x: Tensor, origins: Origins, frame: Frame) -> None:
+    def written(self, x: Tensor, origins: Origins, frame: CallFrame) -> None:
         """The data of the tensor was changed in place."""
         key = _key(x)
         if key is None or key in self._ignored:
@@ -143,7 +143,7 @@ class Book:
         self._settle(key, store, frame)
         store.write(_region(x), origins, is_part=_is_part(x))
 
-    def passed(self, x: Tensor, origins: Origins, frame: Frame, *, is_input: bool) -> None:
+    def passed(self, x: Tensor, origins: Origins, frame: CallFrame, *, is_input: bool) -> None:
         """To this frame the tensor comes from there, whatever it is to others."""
         key = _key(x)
         if key is None:
@@ -158,10 +158,10 @@ class Book:
         store.objects[id(x)] = (ref(x), origins)
 
     @staticmethod
-    def _settle(key: int, store: _Store, frame: Frame) -> None:
+    def _settle(key: int, store: _Store, frame: CallFrame) -> None:
         """What frames know of a storage becomes known to all, before it changes."""
         chain = []
-        at: Frame | None = frame
+        at: CallFrame | None = frame
         while at is not None:
             over = at.overlay.pop(key, None)
             if over is not None:

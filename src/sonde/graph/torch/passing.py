@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from sonde._signals import is_from_handler
-from sonde.graph.torch.trace import Mode, Trace
+from sonde.graph.torch.inert import InertHook
+from sonde.graph.torch.trace import PassTrace, TraceMode
 
 Leaves = Sequence[tuple[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class Framework:
+class TensorAccess:
     """What has to be known of models in general. `Any`: whatever a model takes and gives."""
 
     modules: Callable[[nn.Module], Iterator[tuple[str, nn.Module]]]
@@ -32,13 +33,13 @@ class Framework:
 class TracedPass:
     """One outermost call. What fails is kept in `error`; nothing is raised into the model."""
 
-    def __init__(self, framework: Framework, model: nn.Module, *, max_calls: int) -> None:
+    def __init__(self, framework: TensorAccess, model: nn.Module, *, max_calls: int) -> None:
         self.error: Exception | None = None
-        self.trace = Trace([*model.parameters(), *model.buffers()], max_calls=max_calls)
+        self.trace = PassTrace([*model.parameters(), *model.buffers()], max_calls=max_calls)
         self._framework = framework
         self._modules = [m for _, m in framework.modules(model)]
         self._paths = {id(m): path for path, m in framework.modules(model)}
-        self._mode = Mode(self.trace, self._failed)
+        self._mode = TraceMode(self.trace, self._failed)
         self._handles: list[Any] = []
         self._thread = get_ident()
         self._top = ""
@@ -61,7 +62,7 @@ class TracedPass:
         """The call is over."""
         self._guarded(lambda: self.trace.leave(self._top, self._framework.outputs(output)))
 
-    def stop(self) -> Mode | None:
+    def stop(self) -> TraceMode | None:
         """Look no more; returns the mode if it is not its turn to leave yet. The hooks stay, and
         do nothing: while an exception is handled they must not be taken off, see `unhook`."""
         was_running, self._is_running = self._is_running, False
@@ -103,22 +104,16 @@ class TracedPass:
         self.error = error
 
 
-class _Hook:
-    """A callable that copies and pickles into something inert."""
+class _PassHook(InertHook):
+    """A hook of one traced pass."""
 
     __slots__ = ("traced",)
 
     def __init__(self, traced: TracedPass) -> None:
         self.traced = traced
 
-    def __deepcopy__(self, memo: object) -> Callable[..., None]:
-        return contextlib.nullcontext().__exit__
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (contextlib.nullcontext(), "__exit__")
-
-
-class _Enter(_Hook):
+class _Enter(_PassHook):
     __slots__ = ()
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
@@ -127,7 +122,7 @@ class _Enter(_Hook):
             self.traced.entered(module, args, kwargs or {})
 
 
-class _Leave(_Hook):
+class _Leave(_PassHook):
     __slots__ = ()
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -137,4 +132,8 @@ class _Leave(_Hook):
 
 def skipped_code() -> list[CodeType]:
     """Code of ours that runs inside of a model, for which a compiler has no use."""
-    return [_Enter.__call__.__code__, _Leave.__call__.__code__, Mode.__torch_dispatch__.__code__]
+    return [
+        _Enter.__call__.__code__,
+        _Leave.__call__.__code__,
+        TraceMode.__torch_dispatch__.__code__,
+    ]

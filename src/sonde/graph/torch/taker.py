@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from sonde._signals import is_from_handler
 from sonde.graph.model import tree_nodes
-from sonde.graph.torch.passing import Framework, TracedPass
-from sonde.graph.torch.trace import Mode, is_inside_compiled_call, is_traceable
+from sonde.graph.torch.passing import TensorAccess, TracedPass
+from sonde.graph.torch.trace import TraceMode, is_inside_compiled_call, is_traceable
 from sonde.record import GraphEdge, GraphModule, GraphNode, GraphPart
 
 _MAX_TRACES: Final = 64
@@ -64,7 +64,7 @@ class GraphTaker:
     def __init__(
         self,
         model: nn.Module,
-        framework: Framework,
+        framework: TensorAccess,
         *,
         publish: Callable[[GraphPart], None],
         report: Callable[[Exception], None],
@@ -96,7 +96,7 @@ class GraphTaker:
         self._pass: TracedPass | None = None
         self._raising: BaseException | None = None
         self._hooked: list[TracedPass] = []
-        self._leftover: list[Mode] = []
+        self._leftover: list[TraceMode] = []
 
     # -- what the hooks say --------------------------------------------------------------------
 

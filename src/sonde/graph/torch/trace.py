@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from sonde._signals import is_from_handler
 from sonde.graph.model import merge_ports, node_id
-from sonde.graph.torch.origins import NOTHING, Book, Frame, Origin, Origins
-from sonde.record import GraphNode, NodeKind, Port
+from sonde.graph.torch.origins import NOTHING, CallFrame, Origin, Origins, TensorOrigins
+from sonde.record import CallPort, GraphNode, NodeKind
 
 OUTSIDE: Final = "*"
 """The slot of an input that nobody passed: a tensor that a call found somewhere else."""
@@ -33,15 +33,15 @@ _OVERWRITES: Final = frozenset(
 """Operations in place that do not read what they write to."""
 
 
-class Trace:
+class PassTrace:
     """What was seen of one pass."""
 
     def __init__(self, ignored: Iterable[Tensor], *, max_calls: int) -> None:
         self.nodes: dict[str, GraphNode] = {}
         self.edges: dict[tuple[str, str], None] = {}
         self.has_many_calls = False
-        self._book = Book(ignored)
-        self._outermost = Frame("", None)
+        self._book = TensorOrigins(ignored)
+        self._outermost = CallFrame("", None)
         self._frame = self._outermost
         self._calls: dict[str, int] = {}
         self._max_calls = max_calls
@@ -63,7 +63,7 @@ class Trace:
         for _, x in inputs:
             self._join(self._book.of(x, caller), node)
         self._note(node, module, call, "module", caller.node, inputs=_ports(inputs))
-        frame = self._frame = Frame(node, caller)
+        frame = self._frame = CallFrame(node, caller)
         for slot, x in inputs:
             entry = f"{node}/input/{slot}"
             self._note(entry, module, call, "input", node, outputs=_ports([(slot, x)]))
@@ -147,8 +147,8 @@ class Trace:
         kind: NodeKind,
         parent: str,
         *,
-        inputs: tuple[Port, ...] = (),
-        outputs: tuple[Port, ...] = (),
+        inputs: tuple[CallPort, ...] = (),
+        outputs: tuple[CallPort, ...] = (),
     ) -> None:
         known = self.nodes.get(id)
         if known is not None:
@@ -163,7 +163,7 @@ class Trace:
             if source != target:
                 self.edges[source, target] = None
 
-    def _seen_from(self, frame: Frame, origins: Origins) -> Origins:
+    def _seen_from(self, frame: CallFrame, origins: Origins) -> Origins:
         """The same origins as nodes of this frame."""
         others = [origin for origin in origins if origin[0] is not frame]
         if not others:
@@ -171,19 +171,19 @@ class Trace:
         # Hundreds of experts may be summed up here one by one: those that are known stay.
         return origins.difference(others).union([self._lifted(frame, o) for o in others])
 
-    def _lifted(self, frame: Frame, origin: Origin) -> Origin:
+    def _lifted(self, frame: CallFrame, origin: Origin) -> Origin:
         """An origin in another frame, as a node of this one.
 
         What was made inside of a call comes from that call. What was made outside of this frame
         and not passed to it enters through a port of its own.
         """
         made_in, node = origin
-        common: Frame = made_in
+        common: CallFrame = made_in
         while common.depth > frame.depth or not _is_above(common, frame):
             node = common.node
             assert common.parent is not None
             common = common.parent
-        way: list[Frame] = []
+        way: list[CallFrame] = []
         at = frame
         while at is not common:
             way.append(at)
@@ -200,14 +200,14 @@ class Trace:
         return frame, node
 
 
-class Mode(TorchDispatchMode):
+class TraceMode(TorchDispatchMode):
     """Shows every operation to a trace, and passes it on unchanged."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, trace: Trace, failed: Callable[[Exception], None]) -> None:
+    def __init__(self, trace: PassTrace, failed: Callable[[Exception], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._trace: Trace | None = trace
+        self._trace: PassTrace | None = trace
         self._failed = failed
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -274,17 +274,17 @@ class _Effect:
         return found
 
 
-def _is_above(a: Frame, b: Frame) -> bool:
+def _is_above(a: CallFrame, b: CallFrame) -> bool:
     """Whether `b` is `a`, or inside of it."""
-    at: Frame | None = b
+    at: CallFrame | None = b
     while at is not None and at.depth > a.depth:
         at = at.parent
     return at is a
 
 
-def _ports(tensors: Sequence[tuple[str, Tensor]]) -> tuple[Port, ...]:
+def _ports(tensors: Sequence[tuple[str, Tensor]]) -> tuple[CallPort, ...]:
     return tuple(
-        Port(slot, str(x.dtype).removeprefix("torch."), tuple(int(n) for n in x.shape))
+        CallPort(slot, str(x.dtype).removeprefix("torch."), tuple(int(n) for n in x.shape))
         for slot, x in tensors
     )
 

@@ -61,7 +61,7 @@ def sampling(queries: int, max_rows: int = MAX_ROWS) -> Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AttentionCall:
     """A call of attention. Queries are (..., H, L, D), or (..., L, D) with one head; keys may have
     fewer heads. The mask is boolean (true takes part) or added, of any shape that broadcasts."""
 
@@ -82,7 +82,9 @@ def heads_of(x: Tensor) -> Tensor:
     return x.flatten(0, -4) if x.dim() > 4 else x
 
 
-def of_call(call: Call, max_rows: int = MAX_ROWS, max_elements: int = MAX_ELEMENTS) -> Tensor:
+def of_call(
+    call: AttentionCall, max_rows: int = MAX_ROWS, max_elements: int = MAX_ELEMENTS
+) -> Tensor:
     """The terms of a call as raw numbers, see `finish`: (5, H)."""
     q, k = heads_of(call.query), heads_of(call.key)
     k = k.to(_wide(k))

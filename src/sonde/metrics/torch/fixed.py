@@ -48,7 +48,7 @@ _WAITING: Final = ("linalg_", "_linalg_", "equal", "svd", "eig", "lu", "cholesky
 """Beginnings of operations that ask the device whether they went well."""
 
 
-class Fixed:
+class FixedFunction:
     """A function that does the same each time, as long as this `holds`."""
 
     __slots__ = ("_cells", "_names")
@@ -105,16 +105,16 @@ class Fixed:
         return self.takes(value, depth)
 
 
-def fixed(fn: Callable[..., Any]) -> Fixed | None:
+def fixed(fn: Callable[..., Any]) -> FixedFunction | None:
     """What there is to say of a function that does the same each time, None if it may not."""
-    found = Fixed()
+    found = FixedFunction()
     try:
         return found if callable(fn) and found.takes(fn) else None
     except Exception:  # something that looks like a function
         return None
 
 
-class Probe(TorchDispatchMode):
+class ReplayProbe(TorchDispatchMode):
     """Inside of this block, sees whether what is done on a device can be recorded and replayed."""
 
     def __init__(self, device: torch.device) -> None:

@@ -9,7 +9,7 @@ from typing import Final, get_args
 import pyarrow as pa
 
 from sonde.graph.model import Graph
-from sonde.record import GraphEdge, GraphModule, GraphNode, GraphPart, NodeKind, Port
+from sonde.record import CallPort, GraphEdge, GraphModule, GraphNode, GraphPart, NodeKind
 
 ROWS: Final = """
     select what, id, target, module, call, kind, parent, type, inputs, outputs, text, count
@@ -45,11 +45,11 @@ def from_rows(rows: pa.Table) -> Graph:
     return Graph.of([GraphPart(0, modules, nodes, edges, passes, notes)])
 
 
-def _ports(text: str | None) -> tuple[Port, ...]:
+def _ports(text: str | None) -> tuple[CallPort, ...]:
     try:
         found = json.loads(text or "[]")[:_MAX_PORTS]
         return tuple(
-            Port(str(slot), str(dtype), tuple(int(n) for n in shape[:_MAX_DIMENSIONS]))
+            CallPort(str(slot), str(dtype), tuple(int(n) for n in shape[:_MAX_DIMENSIONS]))
             for slot, dtype, shape in found
         )
     except (ValueError, TypeError, KeyError, RecursionError):

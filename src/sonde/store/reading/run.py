@@ -61,7 +61,7 @@ def open_run(
     return Run(locations.resolve(path), frame=frame, locked=locked, limits=limits)
 
 
-class Where(TypedDict, total=False):
+class SketchKey(TypedDict, total=False):
     """What tells one sketch of a site and step from another: see `Run.sketch`."""
 
     call: int | None
@@ -282,7 +282,7 @@ class Run:
         kind: str | None = None,
         step: int | None = None,
         edges: ArrayLike | int | None = None,
-        **where: Unpack[Where],
+        **where: Unpack[SketchKey],
     ) -> Histogram:
         """How the values of a site are spread: `edges`, `counts`, `zeros`, `nans`, `infs`.
 
@@ -296,7 +296,7 @@ class Run:
         site: str,
         kind: str | None = None,
         step: int | None = None,
-        **where: Unpack[Where],
+        **where: Unpack[SketchKey],
     ) -> Exponents:
         """Values by power of two: `exponents`, `counts`. Further arguments as `sketch`."""
         return self.sketch(site, kind, step, **where).exponents()

@@ -26,7 +26,7 @@ _ROWS_AT_ONCE: Final = 100_000
 """Sketches with bins that are in memory together: about 100 MB."""
 
 
-class Askable(Protocol):
+class QueryRunner(Protocol):
     """Something that answers queries over the views of `sonde.store.sql.queries`."""
 
     def _ask(
@@ -75,7 +75,7 @@ def of_sites(
 
 
 def statistics(
-    run: Askable,
+    run: QueryRunner,
     *,
     catalogue: Catalogue,
     pattern: str,
@@ -104,7 +104,9 @@ def statistics(
     return _with_sites(rows, catalogue, names, all_attempts)
 
 
-def sketch(run: Askable, site: Site, step: int | None, *, phase: str, rank: int | None) -> Sketch:
+def sketch(
+    run: QueryRunner, site: Site, step: int | None, *, phase: str, rank: int | None
+) -> Sketch:
     """The answer of `Run.sketch`. Raises if there is none, and says which steps there are."""
     chosen = Selection(["not replaced"]).equal("name", site.name).equal("phase", phase)
     chosen.equal("rank", rank)
@@ -120,7 +122,7 @@ def sketch(run: Askable, site: Site, step: int | None, *, phase: str, rank: int 
     return row(sketch_rows.merge_by(rows, ())[1], 0)
 
 
-def _no_such_step(run: Askable, site: Site, step: int, chosen: Selection) -> str:
+def _no_such_step(run: QueryRunner, site: Site, step: int, chosen: Selection) -> str:
     query = f"select distinct step from records where {chosen.where} order by abs(step - ?) limit 5"
     near = run._ask(query, [*chosen.parameters, step])["step"].to_pylist()
     if not near:
@@ -130,7 +132,7 @@ def _no_such_step(run: Askable, site: Site, step: int, chosen: Selection) -> str
 
 
 def of_numbers(
-    run: Askable,
+    run: QueryRunner,
     chosen: Selection,
     view: str,
     wanted: Mapping[str, str | None],
@@ -149,7 +151,7 @@ def of_numbers(
 
 
 def numbers(
-    run: Askable, view: str, chosen: Selection, *, rank: int | None, all_attempts: bool
+    run: QueryRunner, view: str, chosen: Selection, *, rank: int | None, all_attempts: bool
 ) -> pa.Table:
     """The answer of `Run.scalars` and `Run.metrics`."""
     columns = (
@@ -175,7 +177,7 @@ def numbers(
 
 
 def merge(
-    run: Askable, chosen: Selection, by: Sequence[str]
+    run: QueryRunner, chosen: Selection, by: Sequence[str]
 ) -> tuple[list[sketch_rows.Key], Sketches]:
     """Merged sketches of all rows that match, one per value of the columns, ordered by them."""
     keys: dict[sketch_rows.Key, int] = {}
@@ -194,14 +196,14 @@ def merge(
     return ordered, merge_groups(merged, groups, len(ordered))
 
 
-def _from_view(run: Askable, chosen: Selection, names: Sequence[str]) -> pa.Table:
+def _from_view(run: QueryRunner, chosen: Selection, names: Sequence[str]) -> pa.Table:
     """Statistics that need no bins: computed by the engine from the columns that they need."""
     columns = ", ".join((*queries.KEY, *(f'"{name}"' for name in names)))
     return run._ask(f"select {columns} from stages where {chosen.where}", chosen.parameters)
 
 
 def _from_bins(
-    run: Askable, chosen: Selection, key: Sequence[str], names: Sequence[str]
+    run: QueryRunner, chosen: Selection, key: Sequence[str], names: Sequence[str]
 ) -> pa.Table:
     """Statistics that read the bins: a part of the rows at a time, through `sonde.sketch`."""
     query = f"select {', '.join(key)}, {sketch_rows.COLUMNS} from records where "
@@ -221,7 +223,7 @@ def _from_bins(
     return pa.schema([*fields, *(pa.field(n, pa.float64()) for n in names)]).empty_table()
 
 
-def _in_parts(run: Askable, chosen: Selection) -> list[Selection]:
+def _in_parts(run: QueryRunner, chosen: Selection) -> list[Selection]:
     """The selection, cut into ranges of steps that fit in memory."""
     rows = run._ask(
         f"select step, count(*) as n from records where {chosen.where} group by step order by step",

@@ -39,7 +39,7 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TracedSource:
     """The text of a method that was traced."""
 
     name: str
@@ -120,7 +120,7 @@ class Values(Sequence[Any]):
 
 
 @dataclass(slots=True)
-class _Group:
+class _TraceGroup:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -194,7 +194,7 @@ def missing_files(run: Run) -> list[Damage]:
     return found
 
 
-def sources(run: Run, chosen: Selection | None = None) -> dict[str, Source]:
+def sources(run: Run, chosen: Selection | None = None) -> dict[str, TracedSource]:
     """The methods that were traced, by name; those of some rows of kind `source`, or of all."""
     chosen = chosen or Selection(["kind = 'source'"])
     rows = run._ask(
@@ -208,16 +208,16 @@ def sources(run: Run, chosen: Selection | None = None) -> dict[str, Source]:
         except (ValueError, TypeError):
             continue
         if isinstance(text, str):
-            found[row["name"]] = Source(row["name"], row["line"], text)
+            found[row["name"]] = TracedSource(row["name"], row["line"], text)
     return found
 
 
 def _traced(run: Run, found: Any) -> Traced:  # Any: a pa.Table with rows of single arrays
     """Values, each put together from its rows."""
-    groups: dict[tuple[int, int, int], _Group] = {}
+    groups: dict[tuple[int, int, int], _TraceGroup] = {}
     for row in found.to_pylist():
         key = (row["rank"], row["attempt"], row["ordinal"])
-        groups.setdefault(key, _Group()).rows.append(row)
+        groups.setdefault(key, _TraceGroup()).rows.append(row)
     whole = [g.rows for g in groups.values() if g.rows[0]["kind"] in ("tensor", "value")]
     firsts = [rows[0] for rows in whole]
     is_tensor = [row["kind"] == "tensor" for row in firsts]

@@ -12,7 +12,7 @@ from collections import deque
 from typing import Any, Final, Literal
 
 from sonde._signals import Bell, Gate
-from sonde.store.writing.publisher import Entry
+from sonde.store.writing.publisher import TakenItem
 
 FLUSH_BYTES: Final = 32 << 20
 """More than this is not left to wait for company."""
@@ -30,7 +30,7 @@ class Inbox:
         self.oldest_s = 0.0
         self.size_bytes = 0
         self._limit_bytes = limit_bytes
-        self._entries: list[Entry] = []
+        self._entries: list[TakenItem] = []
         self._taken_out = 0
         self._dropped: dict[str, int] = {}
         self._waiting: deque[Gate] = deque()
@@ -42,7 +42,7 @@ class Inbox:
 
     def put(self, what: str, item: Any, size_bytes: int, records: int) -> bool:
         """Take something; false if it was dropped, which is counted."""
-        entry = Entry(what, item, time.time_ns(), size_bytes, records)
+        entry = TakenItem(what, item, time.time_ns(), size_bytes, records)
         with self._lock:
             cause = self.refuses or (None if self._fits(size_bytes) else "queue_full")
             if cause is not None:
@@ -69,7 +69,7 @@ class Inbox:
             if self.refuses is None and not self._fits(size_bytes):
                 gate.wait(rest_s)
 
-    def take(self) -> list[Entry]:
+    def take(self) -> list[TakenItem]:
         """Take out all that is there."""
         with self._lock:
             entries, self._entries = self._entries, []

@@ -12,7 +12,7 @@ from sonde._errors import SondeError
 from sonde.store.locations import check_name
 
 
-class Place(NamedTuple):
+class Placement(NamedTuple):
     """A run directory, its first step, and whether that is a guess: after the last record."""
 
     path: Path
@@ -22,7 +22,7 @@ class Place(NamedTuple):
 
 def place_run(
     folder: Path, name: str | None, *, resume: bool, step: int | None, updates: int | None
-) -> Place:
+) -> Placement:
     """Where the run goes, and its first step.
 
     A run that is resumed goes on at `step`; without one, by how many `updates` the optimizer has
@@ -35,15 +35,15 @@ def place_run(
         name = check_name(name, resume=resume)
     if not resume:
         stamp = datetime.now(UTC).astimezone().strftime("%Y%m%d-%H%M%S")
-        return Place(folder / (name or f"{stamp}-{secrets.token_hex(2)}"), step or 0)
+        return Placement(folder / (name or f"{stamp}-{secrets.token_hex(2)}"), step or 0)
     from sonde.store.reading.run import open_run  # what reads is loaded only to go on with a run
 
     with open_run(folder / (name or "latest")) as run:
         if step is not None:
-            return Place(Path(run.path), step)
+            return Placement(Path(run.path), step)
         if updates is not None:
-            return Place(Path(run.path), max(updates + _ahead(run.info["config"]), 0))
-        return Place(Path(run.path), max(run.steps, default=-1) + 1, is_guess=True)
+            return Placement(Path(run.path), max(updates + _ahead(run.info["config"]), 0))
+        return Placement(Path(run.path), max(run.steps, default=-1) + 1, is_guess=True)
 
 
 def _ahead(config: Any) -> int:

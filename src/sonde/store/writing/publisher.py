@@ -1,6 +1,6 @@
 """Keeping: what the writing thread does with the records it has taken.
 
-A `Keeper` belongs to one writer and is driven by its thread: it encodes, publishes, tries again
+A `Publisher` belongs to one writer and is driven by its thread: it encodes, publishes, tries again
 once, counts what is lost, beats, and starts the compactor. It knows nothing of queues and timing.
 """
 
@@ -19,10 +19,10 @@ from sonde.store import attempts, documents, segments
 from sonde.store.files import Files, publish, replace
 from sonde.store.schemas import EVENTS, GRAPH, NUMBERS, SITES, SKETCHES, TABLES, TRACES, Table
 from sonde.store.segments import Attempt
-from sonde.store.tensors import Placed, TensorFiles, TracedValue, groups
+from sonde.store.tensors import PlacedValue, TensorFiles, TracedValue, groups
 from sonde.store.writing.compactor import Compactor
 from sonde.store.writing.home import Home, ReplacedError
-from sonde.store.writing.row_builder import RowBuilder, Rows, graph_rows
+from sonde.store.writing.row_builder import RowBuilder, SegmentRows, graph_rows
 from sonde.store.writing.streams import Stream
 
 _BREATH_S: Final = 1e-4
@@ -37,7 +37,7 @@ Timed = tuple[T, int]
 """Something, and the wall clock in ns when it was handed over."""
 
 
-class Entry(NamedTuple):
+class TakenItem(NamedTuple):
     """Something that was handed over: which of the lists of `Taken` it belongs to, and when."""
 
     what: str
@@ -60,7 +60,7 @@ class Taken:
     records: int = 0
 
     @classmethod
-    def of(cls, entries: Sequence[Entry]) -> Taken:
+    def of(cls, entries: Sequence[TakenItem]) -> Taken:
         made = cls()
         for entry in entries:
             getattr(made, entry.what).append((entry.item, entry.t_ns))
@@ -68,7 +68,7 @@ class Taken:
         return made
 
 
-class Tally(Protocol):
+class HeartbeatCounts(Protocol):
     """The counts that go into heartbeats."""
 
     @property
@@ -83,7 +83,7 @@ class Tally(Protocol):
     def errors(self) -> int: ...
 
 
-class Keeper:
+class Publisher:
     """Puts records into segments. All methods but `set_info` and `report` are for one thread."""
 
     def __init__(
@@ -201,7 +201,7 @@ class Keeper:
         self._unplaced = []
         self._undeclared = []
 
-    def beat(self, tally: Tally) -> None:
+    def beat(self, tally: HeartbeatCounts) -> None:
         """Say that the writer is alive."""
         data = self._dump(tally)
         try:
@@ -209,7 +209,7 @@ class Keeper:
         except OSError as error:
             self._failed(error)
 
-    def end(self, reason: str, tally: Tally) -> None:
+    def end(self, reason: str, tally: HeartbeatCounts) -> None:
         """Say that the writer has ended, and how."""
         data = self._dump(tally, reason=reason)
         for _ in range(2):
@@ -248,11 +248,11 @@ class Keeper:
         self._undeclared = []
         return True
 
-    def _place(self, batches: Sequence[Timed[Sequence[TracedValue]]]) -> list[Timed[Placed]]:
+    def _place(self, batches: Sequence[Timed[Sequence[TracedValue]]]) -> list[Timed[PlacedValue]]:
         """Put the arrays of traced values into files; those that failed wait for one more try."""
         again, self._unplaced = self._unplaced, []
         fresh = [(value, t_ns) for values, t_ns in batches for value in values]
-        placed: list[Timed[Placed]] = []
+        placed: list[Timed[PlacedValue]] = []
         for values, is_last_try in ((again, True), (fresh, False)):
             for group in groups(values):
                 try:
@@ -293,7 +293,7 @@ class Keeper:
     def _keep(
         self,
         table: Table,
-        build: Callable[[Sequence[Timed[T]]], Rows],
+        build: Callable[[Sequence[Timed[T]]], SegmentRows],
         items: Sequence[Timed[T]],
         *,
         len_of: Callable[[T], int],
@@ -328,10 +328,10 @@ class Keeper:
 
     def _build(
         self,
-        build: Callable[[Sequence[Timed[T]]], Rows],
+        build: Callable[[Sequence[Timed[T]]], SegmentRows],
         items: Sequence[Timed[T]],
         len_of: Callable[[T], int],
-    ) -> Rows | None:
+    ) -> SegmentRows | None:
         """Rows of all items; if one of them cannot be made into rows, of all others."""
         try:
             return build(items)
@@ -341,7 +341,7 @@ class Keeper:
 
     def _is_sound(
         self,
-        build: Callable[[Sequence[Timed[T]]], Rows],
+        build: Callable[[Sequence[Timed[T]]], SegmentRows],
         item: Timed[T],
         len_of: Callable[[T], int],
     ) -> bool:
@@ -384,7 +384,7 @@ class Keeper:
     def _ranks_folder(self) -> str:
         return self._home.folder(attempts.FOLDER)
 
-    def _dump(self, tally: Tally, **more: object) -> bytes:
+    def _dump(self, tally: HeartbeatCounts, **more: object) -> bytes:
         state = {**self._state(tally), **more}
         with self._lock:
             info = dict(self._info)
@@ -393,7 +393,7 @@ class Keeper:
         except Exception as error:  # the owner's objects may do anything, or change meanwhile
             return documents.dump({**state, "info": {"error": f"{type(error).__name__}: {error}"}})
 
-    def _state(self, tally: Tally) -> dict[str, object]:
+    def _state(self, tally: HeartbeatCounts) -> dict[str, object]:
         return {
             "run_id": self._home.run_id,
             **attempts.identity(self._attempt),

@@ -21,10 +21,10 @@ from sonde.record import (
     EXTREMA,
     N_BINS,
     SUMS,
+    CallPort,
     Event,
     GraphPart,
     NumberBatch,
-    Port,
     SiteInfo,
     SketchBatch,
     Sketches,
@@ -41,7 +41,7 @@ _Numbered = tuple[Sequence[str], Sequence[str | None], NDArray[np.int64], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SegmentRows:
     """Rows for one segment. `repeats`: a key may have come before in this attempt."""
 
     table: Table
@@ -120,7 +120,7 @@ class RowBuilder:
     _ordinals: dict[str, int] = field(default_factory=dict)
     _seen: _SeenIds | None = None
 
-    def sites(self, declared: Sequence[tuple[SiteInfo, int]]) -> Rows:
+    def sites(self, declared: Sequence[tuple[SiteInfo, int]]) -> SegmentRows:
         """Rows of newly declared sites, each with its time. Their ids are known from here on."""
         infos = [info for info, _ in declared]
         self._sites = _Sites({**self._sites.infos, **{info.id: info for info in infos}})
@@ -139,7 +139,7 @@ class RowBuilder:
             "requires_grad": [i.requires_grad for i in infos],
             "dropout_p": [i.dropout_p for i in infos],
         }
-        return Rows(SITES, self._table(SITES, len(infos), columns), False, None)
+        return SegmentRows(SITES, self._table(SITES, len(infos), columns), False, None)
 
     def check(self, batch: SketchBatch) -> None:
         """Raise ValueError if the batch contradicts itself or names a site nobody declared."""
@@ -170,7 +170,7 @@ class RowBuilder:
             seen = self._seen = _SeenIds(self._sites, ids, codes, is_twice)
         return seen
 
-    def sketches(self, batches: Sequence[tuple[SketchBatch, int]]) -> Rows:
+    def sketches(self, batches: Sequence[tuple[SketchBatch, int]]) -> SegmentRows:
         """Rows of checked batches, each with its time."""
         lengths = [len(b.ids) for b, _ in batches]
         repeats = [self._repeats(b) for b, _ in batches]
@@ -184,9 +184,9 @@ class RowBuilder:
             "t_ns": np.repeat([np.int64(t) for _, t in batches], lengths),
         }
         data = self._table(SKETCHES, len(ids), columns)
-        return Rows(SKETCHES, data, any(repeats), max(int(b.step) for b, _ in batches))
+        return SegmentRows(SKETCHES, data, any(repeats), max(int(b.step) for b, _ in batches))
 
-    def numbers(self, batches: Sequence[tuple[NumberBatch, int]]) -> Rows:
+    def numbers(self, batches: Sequence[tuple[NumberBatch, int]]) -> SegmentRows:
         """Rows of scalars and metrics, each batch with its time."""
         lengths = [len(b.names) for b, _ in batches]
         repeats = [self._number_repeats(b) for b, _ in batches]
@@ -202,9 +202,9 @@ class RowBuilder:
             "t_ns": np.repeat([np.int64(t) for _, t in batches], lengths),
         }
         data = self._table(NUMBERS, n, columns)
-        return Rows(NUMBERS, data, any(repeats), max(int(b.step) for b, _ in batches))
+        return SegmentRows(NUMBERS, data, any(repeats), max(int(b.step) for b, _ in batches))
 
-    def events(self, events: Sequence[tuple[Event, int]]) -> Rows:
+    def events(self, events: Sequence[tuple[Event, int]]) -> SegmentRows:
         """Rows of events, each with its time."""
         first = self._take_ordinals(EVENTS, len(events))
         columns = {
@@ -218,9 +218,9 @@ class RowBuilder:
             "data": [json.dumps(to_plain(dict(e.data))) for e, _ in events],
             "t_ns": [t_ns for _, t_ns in events],
         }
-        return Rows(EVENTS, self._table(EVENTS, len(events), columns), False, None)
+        return SegmentRows(EVENTS, self._table(EVENTS, len(events), columns), False, None)
 
-    def graph(self, parts: Sequence[tuple[GraphPart, int]]) -> Rows:
+    def graph(self, parts: Sequence[tuple[GraphPart, int]]) -> SegmentRows:
         """Rows of what was newly seen of the graph, each part with its time."""
         rows = [
             {"step": int(p.step), "t_ns": t_ns, **row}
@@ -231,7 +231,7 @@ class RowBuilder:
         names = [n for n in GRAPH.schema.names if n not in {"rank", "attempt", "ordinal"}]
         columns: dict[str, object] = {n: [row.get(n) for row in rows] for n in names}
         columns["ordinal"] = pa.array(range(first, first + len(rows)), pa.int64())
-        return Rows(GRAPH, self._table(GRAPH, len(rows), columns), False, None)
+        return SegmentRows(GRAPH, self._table(GRAPH, len(rows), columns), False, None)
 
     def _table(self, table: Table, n: int, columns: dict[str, object]) -> pa.Table:
         who = {
@@ -333,7 +333,7 @@ def _graph_rows(part: GraphPart) -> Iterator[dict[str, object]]:
     yield {"what": "pass", "id": "", "count": int(part.passes)}
 
 
-def _ports(ports: Sequence[Port]) -> str:
+def _ports(ports: Sequence[CallPort]) -> str:
     return json.dumps([[p.slot, p.dtype, [int(n) for n in p.shape]] for p in ports])
 
 

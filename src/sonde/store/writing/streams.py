@@ -10,7 +10,7 @@ from sonde.store.files import Files, UnsureError, publish
 from sonde.store.schemas import Table
 from sonde.store.segments import Attempt, Contents
 from sonde.store.writing.home import Home
-from sonde.store.writing.row_builder import Rows
+from sonde.store.writing.row_builder import SegmentRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Stream:
     def is_holding(self) -> bool:
         return self._held is not None
 
-    def hold(self, rows: Rows) -> None:
+    def hold(self, rows: SegmentRows) -> None:
         """Encode rows as the next segment, to be published by `release`."""
         contents = Contents(
             run_id=self._home.run_id,

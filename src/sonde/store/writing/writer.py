@@ -32,7 +32,7 @@ from sonde.store.segments import Attempt
 from sonde.store.tensors import TracedValue
 from sonde.store.writing import claims, home
 from sonde.store.writing.inbox import FLUSH_BYTES, Inbox
-from sonde.store.writing.publisher import Keeper, Taken
+from sonde.store.writing.publisher import Publisher, Taken
 from sonde.store.writing.row_builder import graph_rows, size_bytes
 
 _FLUSH_AT: Final = 0.75
@@ -125,7 +125,7 @@ class Writer:
         self._is_off = False
         self._reason: str | None = None
         self._done = Gate()
-        self._keeper = Keeper(
+        self._keeper = Publisher(
             files=self._files,
             root=self.path,
             run_id=self.run_id,

@@ -12,8 +12,8 @@ from sonde.tracing.functions.flow import first_line_start
 from sonde.tracing.functions.mechanism import Calls, Locals, names_in, observe
 from sonde.tracing.functions.methods import Receives, receiver_in
 from sonde.tracing.paths import ANY_DEPTH, RETURN, is_wild, matches, under
-from sonde.tracing.resolving import Place
-from sonde.tracing.tracer import UNKNOWN_LINE, Call, Framework, Remove, Tracer
+from sonde.tracing.resolving import TracedPlace
+from sonde.tracing.tracer import UNKNOWN_LINE, Framework, MethodCall, Remove, Tracer
 from sonde.tracing.values import stamp
 
 _MAX_OPEN: Final = 10_000
@@ -32,9 +32,9 @@ class _Spot:
     """One method of one module: which of its variables are wanted."""
 
     name: str
-    variables: dict[str, list[tuple[Place, tuple[str, ...]]]] = field(default_factory=dict)
+    variables: dict[str, list[tuple[TracedPlace, tuple[str, ...]]]] = field(default_factory=dict)
     """The places of each, with the way from there into its value."""
-    returns: list[Place] = field(default_factory=list)
+    returns: list[TracedPlace] = field(default_factory=list)
     is_bound: bool = False
     """Whether a variable may have a value from the start."""
     whole: frozenset[str] = frozenset()
@@ -59,9 +59,9 @@ class MethodProbe:
         self._nature = tracer.framework.nature
         self._spots: dict[int, _Spot] = {}
         self.names: set[str] = set()
-        self.open: Calls[tuple[_Spot, Call]] = Calls()
+        self.open: Calls[tuple[_Spot, MethodCall]] = Calls()
 
-    def want(self, place: Place) -> None:
+    def want(self, place: TracedPlace) -> None:
         """Look for one more thing."""
         assert place.method is not None
         key = self._tracer.framework.receiver_key(place.module)
@@ -170,7 +170,9 @@ class MethodProbe:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _look(self, frame: FrameType, spot: _Spot, call: Call, *, is_last: bool = False) -> None:
+    def _look(
+        self, frame: FrameType, spot: _Spot, call: MethodCall, *, is_last: bool = False
+    ) -> None:
         if spot.locals is None:
             return
         found, known = spot.locals.read(frame), call.known
@@ -192,7 +194,7 @@ class MethodProbe:
                 if now is not None:
                     known[name] = (value, now)
 
-    def _result(self, spot: _Spot, call: Call, value: Any) -> None:
+    def _result(self, spot: _Spot, call: MethodCall, value: Any) -> None:
         for place in spot.returns:
             self._tracer.look(place, RETURN if place.inner else "", value, place.inner[1:], call)
 
@@ -233,7 +235,7 @@ class Probes:
     def __init__(
         self,
         tracer: Tracer,
-        places: Sequence[Place],
+        places: Sequence[TracedPlace],
         keep_whole: KeepWhole,
         at_end: Sequence[Remove] = (),
     ) -> None:
@@ -274,7 +276,7 @@ class Probes:
         for remove in removes:
             remove()
 
-    def _want(self, place: Place) -> None:
+    def _want(self, place: TracedPlace) -> None:
         assert place.method is not None
         function = place.method.function
         probe = self._methods.get(id(function))
@@ -284,7 +286,7 @@ class Probes:
         probe.want(place)
         self._sources[under(place.module_path, place.method.name)] = function
 
-    def _output(self, place: Place) -> Callable[[Any], None]:
+    def _output(self, place: TracedPlace) -> Callable[[Any], None]:
         tracer = self._tracer
 
         def tell(output: Any) -> None:

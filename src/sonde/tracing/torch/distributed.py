@@ -51,7 +51,7 @@ class SharedStore:
             self._store.set(key, b"")  # a store that keeps all keys at least keeps no values
 
 
-class Codec:
+class TensorCodec:
     """Nested values with tensors as bytes. `Any`: the store's modules, given by the owner."""
 
     def __init__(self, packing: Any, safetensors: Any) -> None:
@@ -59,7 +59,7 @@ class Codec:
         self._safetensors = safetensors
 
     def encode(self, value: Any) -> bytes:
-        tree, arrays = self._packing.flatten(to_arrays(value, self._packing.Array))
+        tree, arrays = self._packing.flatten(to_arrays(value, self._packing.PackedArray))
         named = [(str(n), array) for n, array in enumerate(arrays)]
         data: bytes = self._safetensors.encode(named, {"sonde": json.dumps(tree)})[0]
         return data

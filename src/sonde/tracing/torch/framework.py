@@ -10,16 +10,16 @@ from torch import Tensor, nn
 
 from sonde.tracing.resolving import modules_of
 from sonde.tracing.torch import modules
-from sonde.tracing.torch.tensor_ops import TorchNature, local, map_tensors, tensors_in
+from sonde.tracing.torch.tensor_ops import TorchTensorOps, local, map_tensors, tensors_in
 from sonde.tracing.tracer import Remove
-from sonde.tracing.windows import Window
+from sonde.tracing.windows import TraceWindow
 
 
 class TorchFramework:
     """See `sonde.tracing.tracer.Framework`."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.nature = TorchNature()
+        self.nature = TorchTensorOps()
         self.tree = modules.TorchTree(model)
         self._model = model
         found = [m for _, m in modules_of(self.tree)]
@@ -54,16 +54,16 @@ class TorchFramework:
         return modules.on_gradients(value, tell)
 
 
-class TorchSettling:
-    """See `sonde.tracing.pipeline.Settling`. Copies go to the host in a stream of their own."""
+class TorchSynchronization:
+    """See `sonde.tracing.pipeline.Synchronization`. Copies to the host use their own stream."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, Any] = {}
 
-    def is_settled(self, window: Window) -> bool:
+    def is_settled(self, window: TraceWindow) -> bool:
         return all(not e.flags and not _is_on_device(e.value) for e in window.entries)
 
-    def seal(self, window: Window) -> Callable[[], None]:
+    def seal(self, window: TraceWindow) -> Callable[[], None]:
         events = []
         # Of flags too: a callback may have made a plain number of the value.
         used = (t for e in window.entries for t in (*tensors_in(e.value), *e.flags))
@@ -78,7 +78,7 @@ class TorchSettling:
 
         return wait
 
-    def settle(self, window: Window) -> None:
+    def settle(self, window: TraceWindow) -> None:
         window.entries = [e for e in window.entries if not e.flags or self._any(e.flags)]
         copies: list[torch.device] = []
 

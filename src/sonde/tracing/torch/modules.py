@@ -23,7 +23,7 @@ MAX_GRADS = 64
 
 
 class TorchTree:
-    """See `sonde.tracing.resolving.Tree`. Wrappers around modules are passed through."""
+    """See `sonde.tracing.resolving.ModelTree`. Wrappers around modules are passed through."""
 
     def __init__(self, model: object) -> None:
         if not isinstance(model, nn.Module):

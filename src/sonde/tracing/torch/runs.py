@@ -18,7 +18,7 @@ from sonde.record import Event, Site, SiteInfo, SketchBatch
 from sonde.sketch import concatenate
 from sonde.tracing.results import Result
 from sonde.tracing.torch.distributed import to_arrays
-from sonde.tracing.windows import Variable
+from sonde.tracing.windows import TracedVariable
 
 _FIRST_ID: Final = 1 << 24
 """Ids of sites that traces declare begin here; those of captures count from 0."""
@@ -58,12 +58,12 @@ class RunDestination:
                 ]
             )
 
-    def put(self, variable: Variable, result: Result) -> None:
+    def put(self, variable: TracedVariable, result: Result) -> None:
         kept = []
         for n, value in enumerate(result.values):
             step, phase, call, line = _when(result, n)
-            arrays = to_arrays(value, self._packing.Array)
-            is_tensor = isinstance(arrays, self._packing.Array)
+            arrays = to_arrays(value, self._packing.PackedArray)
+            is_tensor = isinstance(arrays, self._packing.PackedArray)
             tree, parts = self._packing.flatten(arrays)
             kept.append(
                 self._traced_value(
@@ -91,7 +91,9 @@ class RunDestination:
     def close(self) -> None:
         """The writer belongs to the watch."""
 
-    def _sketch(self, variable: Variable, value: Tensor, step: int, phase: str, call: int) -> None:
+    def _sketch(
+        self, variable: TracedVariable, value: Tensor, step: int, phase: str, call: int
+    ) -> None:
         if call >= _MAX_CALLS:
             self._skip(variable.name, f"more than {_MAX_CALLS} calls in a step")
             return

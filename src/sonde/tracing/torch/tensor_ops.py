@@ -29,8 +29,8 @@ _is_wrapped: Final = torch._C._functorch.is_functorch_wrapped_tensor
 _PLAIN: Final = (Tensor, nn.Parameter)
 
 
-class TorchNature:
-    """See `sonde.tracing.values.Nature`."""
+class TorchTensorOps:
+    """See `sonde.tracing.values.TensorOps`."""
 
     is_tensor = staticmethod(Tensor.__instancecheck__)
     """`isinstance` without a call of Python: it is asked for several times per value."""

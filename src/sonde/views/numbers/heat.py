@@ -18,10 +18,10 @@ from sonde.views.questions import HeatQuestion
 from sonde.views.runs.opened_run import (
     MAX_LABEL,
     MAX_PATH,
-    Entry,
     NotFoundError,
-    Structure,
-    Subject,
+    OpenedRun,
+    RunStructure,
+    SiteEntry,
     shown,
 )
 from sonde.views.specs import EMPTY, NONFINITE, NUMBER, Aggregate, Heat, HeatRow, Norm, RowGroup
@@ -48,7 +48,7 @@ class _Row:
     """The path with a star in place of the numbers that are folded."""
 
 
-def answer(subject: Subject, question: HeatQuestion) -> Heat:
+def answer(subject: OpenedRun, question: HeatQuestion) -> Heat:
     """Rows in module order, pooled to the columns asked for."""
     structure = subject.structure
     progress = subject.progress
@@ -93,7 +93,7 @@ def answer(subject: Subject, question: HeatQuestion) -> Heat:
     return _heat(rows, found, grid, structure, question, kind, notes)
 
 
-def default_kind(structure: Structure) -> str:
+def default_kind(structure: RunStructure) -> str:
     """The kind that says most about a training, of those that were recorded."""
     present = {e.site.kind for e in structure.entries}
     order = ("param_grad", "output_grad", "output", "param", "update", "optim", "input")
@@ -103,7 +103,9 @@ def default_kind(structure: Structure) -> str:
     return str(found)
 
 
-def _site_rows(subject: Subject, structure: Structure, kind: str, under: str | None) -> list[_Row]:
+def _site_rows(
+    subject: OpenedRun, structure: RunStructure, kind: str, under: str | None
+) -> list[_Row]:
     entries = pooling.of_kind(structure.entries, kind)
     if not entries:
         raise NotFoundError("not_recorded", _how_to_record(kind))
@@ -114,11 +116,11 @@ def _site_rows(subject: Subject, structure: Structure, kind: str, under: str | N
     return [_site_row(e, i) for i, e in enumerate(ordered)]
 
 
-def _site_row(e: Entry, i: int) -> _Row:
+def _site_row(e: SiteEntry, i: int) -> _Row:
     return _Row(e.site.module, e.site.slot, e.site.call, ids.of_name(e.site.name), (i,))
 
 
-def _metric_rows(subject: Subject, structure: Structure, question: HeatQuestion) -> list[_Row]:
+def _metric_rows(subject: OpenedRun, structure: RunStructure, question: HeatQuestion) -> list[_Row]:
     found = subject.ask("select distinct module from metrics where name = ?", [question.metric])[
         "module"
     ].to_pylist()
@@ -136,7 +138,7 @@ def _metric_rows(subject: Subject, structure: Structure, question: HeatQuestion)
 def _fold(
     rows: Sequence[_Row],
     found: Cells,
-    structure: Structure,
+    structure: RunStructure,
     question: HeatQuestion,
     notes: list[str],
 ) -> tuple[list[_Row], Cells]:
@@ -195,7 +197,7 @@ def _heat(
     rows: Sequence[_Row],
     found: Cells,
     grid: columns.Grid,
-    structure: Structure,
+    structure: RunStructure,
     question: HeatQuestion,
     kind: str | None,
     notes: Sequence[str],
@@ -229,7 +231,7 @@ def _heat(
     )
 
 
-def _heat_row(row: _Row, structure: Structure, group: int) -> HeatRow:
+def _heat_row(row: _Row, structure: RunStructure, group: int) -> HeatRow:
     last = ".".join((row.pattern or row.path).split(".")[-2:]) or ids.ROOT_LABEL
     slot = f" {row.slot}" if row.slot and row.slot != "0" else ""
     call = f" #{row.call}" if row.call else ""

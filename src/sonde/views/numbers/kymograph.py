@@ -18,7 +18,7 @@ from sonde.views.numbers import axes, columns
 from sonde.views.numbers.columns import Grid
 from sonde.views.numbers.extent import extent
 from sonde.views.questions import KymographQuestion
-from sonde.views.runs.opened_run import NotFoundError, Subject, site_ref
+from sonde.views.runs.opened_run import NotFoundError, OpenedRun, site_ref
 from sonde.views.specs import Bounds, Kymograph, Scale
 
 _ROWS_AT_ONCE: Final = 20_000
@@ -33,7 +33,7 @@ class _Axis(NamedTuple):
     edges: NDArray[np.float64]
 
 
-def answer(subject: Subject, question: KymographQuestion) -> Kymograph:
+def answer(subject: OpenedRun, question: KymographQuestion) -> Kymograph:
     """Columns of steps by cells of values, with percentiles and everything that is in no cell."""
     entry = subject.site(question.site)
     progress = subject.progress
@@ -58,7 +58,7 @@ def answer(subject: Subject, question: KymographQuestion) -> Kymograph:
     return _kymograph(subject, question, kept, grid, _Axis(scale, edges), merged)
 
 
-def _steps(subject: Subject, chosen: Selection) -> NDArray[np.int64]:
+def _steps(subject: OpenedRun, chosen: Selection) -> NDArray[np.int64]:
     rows = subject.ask(
         f"select distinct step from records where {chosen.where} order by step", chosen.parameters
     )
@@ -66,7 +66,7 @@ def _steps(subject: Subject, chosen: Selection) -> NDArray[np.int64]:
     return found
 
 
-def _merged(subject: Subject, chosen: Selection, grid: Grid) -> Sketches:
+def _merged(subject: OpenedRun, chosen: Selection, grid: Grid) -> Sketches:
     """One sketch per column. Reads a part of the rows at a time."""
     merged = empty()
     for first, last in _parts(grid.steps):
@@ -115,7 +115,7 @@ def _tail(merged: Sketches, n: int) -> Sketches:
 
 
 def _kymograph(
-    subject: Subject,
+    subject: OpenedRun,
     question: KymographQuestion,
     kept: Sketches,
     grid: Grid,

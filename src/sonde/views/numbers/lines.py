@@ -13,14 +13,14 @@ from sonde.views import ids
 from sonde.views.notes import bounds, step_notes
 from sonde.views.numbers import columns
 from sonde.views.questions import LinesQuestion, SparkQuestion
-from sonde.views.runs.opened_run import MAX_LABEL, NotFoundError, Subject, shown
+from sonde.views.runs.opened_run import MAX_LABEL, NotFoundError, OpenedRun, shown
 from sonde.views.specs import NONFINITE, NUMBER, Line, Lines, Spark
 
 _MAX_LINES: Final = 64
 _LOSSES: Final = ("loss", "train_loss", "train/loss", "training_loss", "loss/train", "nll", "ce")
 
 
-def answer(subject: Subject, question: LinesQuestion) -> Lines:
+def answer(subject: OpenedRun, question: LinesQuestion) -> Lines:
     """The series asked for, those of metrics when modules are named."""
     progress = subject.progress
     chosen = _selection(subject, question)
@@ -34,7 +34,7 @@ def answer(subject: Subject, question: LinesQuestion) -> Lines:
     return _lines(rows, lines, grid, question)
 
 
-def spark(subject: Subject, question: SparkQuestion) -> Spark:
+def spark(subject: OpenedRun, question: SparkQuestion) -> Spark:
     """One scalar in few points: the mean of each bucket."""
     name = question.name or loss_name(scalar_names(subject))
     if name is None:
@@ -48,7 +48,7 @@ def spark(subject: Subject, question: SparkQuestion) -> Spark:
     return Spark(one.name, one.phase, found.first[cut], found.mean[cut], found.flags[cut], one.last)
 
 
-def scalar_names(subject: Subject) -> list[str]:
+def scalar_names(subject: OpenedRun) -> list[str]:
     rows = subject.ask("select distinct name from scalars order by name limit 10000")
     names: list[str] = rows["name"].to_pylist()
     return names
@@ -63,7 +63,7 @@ def loss_name(names: Sequence[str]) -> str | None:
     return next((name for name in names if "loss" in name.lower()), names[0] if names else None)
 
 
-def _selection(subject: Subject, question: LinesQuestion) -> Selection:
+def _selection(subject: OpenedRun, question: LinesQuestion) -> Selection:
     chosen = Selection().equal("phase", question.phase).equal("rank", question.rank)
     chosen.steps((question.first, question.last)).add("not replaced")
     if question.name:
@@ -76,7 +76,7 @@ def _selection(subject: Subject, question: LinesQuestion) -> Selection:
 
 
 def _names(
-    subject: Subject, question: LinesQuestion, chosen: Selection
+    subject: OpenedRun, question: LinesQuestion, chosen: Selection
 ) -> list[tuple[str, str, str | None]]:
     """Which series there are, in order: name, phase, module."""
     rows = subject.ask(
@@ -89,7 +89,7 @@ def _names(
     return sorted(found, key=lambda key: asked.get(key[0], 0))[:_MAX_LINES]
 
 
-def _steps(subject: Subject, chosen: Selection) -> Any:  # Any: an int64 array
+def _steps(subject: OpenedRun, chosen: Selection) -> Any:  # Any: an int64 array
     rows = subject.ask(
         f"select distinct step from numbers where {chosen.where} order by step", chosen.parameters
     )
@@ -97,7 +97,7 @@ def _steps(subject: Subject, chosen: Selection) -> Any:  # Any: an int64 array
 
 
 def _rows(
-    subject: Subject,
+    subject: OpenedRun,
     chosen: Selection,
     lines: Sequence[tuple[str, str, str | None]],
     grid: columns.Grid,

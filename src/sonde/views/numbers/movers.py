@@ -11,7 +11,7 @@ from sonde.store.reading.selection import Selection
 from sonde.store.sql import queries
 from sonde.views.numbers.pooling import check_stat
 from sonde.views.questions import MoversQuestion
-from sonde.views.runs.opened_run import Subject, site_ref
+from sonde.views.runs.opened_run import OpenedRun, site_ref
 from sonde.views.specs import Mover, Movers
 
 _QUARTER: Final = 4
@@ -19,7 +19,7 @@ _TINY: Final = 2.0**-126
 """The smallest normal number of float32. What moves below it is noise, and counts as no larger."""
 
 
-def answer(subject: Subject, question: MoversQuestion) -> Movers:
+def answer(subject: OpenedRun, question: MoversQuestion) -> Movers:
     """Not finite first, earliest first; then by how much the statistic moved, either way."""
     check_stat(question.stat)
     if needs_bins(question.stat):
@@ -72,7 +72,7 @@ def answer(subject: Subject, question: MoversQuestion) -> Movers:
 
 
 def _nonfinite(
-    subject: Subject, chosen: Selection, limit: int
+    subject: OpenedRun, chosen: Selection, limit: int
 ) -> tuple[dict[str, dict[str, Any]], int]:
     rows = subject.ask(
         f"""
@@ -89,7 +89,7 @@ def _nonfinite(
 
 
 def _moved(
-    subject: Subject, chosen: Selection, question: MoversQuestion, first: int, last: int
+    subject: OpenedRun, chosen: Selection, question: MoversQuestion, first: int, last: int
 ) -> dict[str, dict[str, Any]]:
     quarter = max((last - first) // _QUARTER, 0)
     rows = subject.ask(

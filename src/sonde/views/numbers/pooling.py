@@ -21,7 +21,7 @@ from sonde.store.reading.selection import Selection
 from sonde.store.schemas import NUMBERS, SKETCHES
 from sonde.store.sql import queries
 from sonde.views.numbers.columns import Grid
-from sonde.views.runs.opened_run import Entry, Subject
+from sonde.views.runs.opened_run import OpenedRun, SiteEntry
 from sonde.views.specs import EMPTY, NONFINITE, NUMBER
 
 _MAX_BINNED: Final = 60_000
@@ -89,7 +89,7 @@ def check_stat(name: str) -> str:
     return name
 
 
-def recorded_steps(subject: Subject, source: Source, chosen: Selection) -> NDArray[np.int64]:
+def recorded_steps(subject: OpenedRun, source: Source, chosen: Selection) -> NDArray[np.int64]:
     """The steps at which any of the rows has a number, ascending."""
     table = "numbers" if source.metric is not None else "records"
     written = source.as_written(chosen)
@@ -102,7 +102,7 @@ def recorded_steps(subject: Subject, source: Source, chosen: Selection) -> NDArr
 
 
 def pooled(
-    subject: Subject, source: Source, chosen: Selection, grid: Grid, aggregate: str
+    subject: OpenedRun, source: Source, chosen: Selection, grid: Grid, aggregate: str
 ) -> Cells:
     """The cells of the grid. `chosen` as for `recorded_steps`."""
     found = Cells.empty(len(source.row_of), len(grid))
@@ -122,7 +122,7 @@ def pooled(
     return found
 
 
-def binned(subject: Subject, source: Source, chosen: Selection, grid: Grid) -> tuple[Cells, bool]:
+def binned(subject: OpenedRun, source: Source, chosen: Selection, grid: Grid) -> tuple[Cells, bool]:
     """The cells of a statistic that needs the bins of sketches (a quantile).
 
     Reads the last recorded step of each column only, when reading all would take too long; whether
@@ -152,7 +152,7 @@ def binned(subject: Subject, source: Source, chosen: Selection, grid: Grid) -> t
 
 
 def at_step(
-    subject: Subject, source: Source, step: int
+    subject: OpenedRun, source: Source, step: int
 ) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
     """The number of each row at one step, and its flag."""
     chosen = source.selection(step, step)
@@ -173,7 +173,7 @@ def largest(found: Cells, rows: Sequence[int]) -> tuple[NDArray[np.float32], NDA
     return values, flags
 
 
-def of_kind(entries: Sequence[Entry], kind: str | None) -> list[Entry]:
+def of_kind(entries: Sequence[SiteEntry], kind: str | None) -> list[SiteEntry]:
     return [e for e in entries if e.site.kind == kind]
 
 
@@ -192,7 +192,7 @@ class _Rows:
         return _Rows(place, step, v, bad)
 
 
-def _windows(subject: Subject, source: Source, grid: Grid) -> Iterator[tuple[int, int]]:
+def _windows(subject: OpenedRun, source: Source, grid: Grid) -> Iterator[tuple[int, int]]:
     """Stretches of whole columns, each with no more numbers than can be had at once."""
     table = SKETCHES.name if source.metric is None else NUMBERS.name
     segments = [s for s in subject.progress.segments if s.table == table]

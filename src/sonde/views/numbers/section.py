@@ -13,7 +13,7 @@ from sonde.sketch.formats import format_named
 from sonde.store.reading.selection import Selection
 from sonde.views.numbers import axes
 from sonde.views.questions import SectionQuestion
-from sonde.views.runs.opened_run import NotFoundError, Subject, site_ref
+from sonde.views.runs.opened_run import NotFoundError, OpenedRun, site_ref
 from sonde.views.specs import CrossSection, FormatLoss, Named
 
 _FORMATS: Final = {
@@ -28,7 +28,7 @@ _FORMATS: Final = {
 _QUANTILES: Final = ("p1", "p5", "p25", "p50", "p75", "p95", "p99")
 
 
-def answer(subject: Subject, question: SectionQuestion) -> CrossSection:
+def answer(subject: OpenedRun, question: SectionQuestion) -> CrossSection:
     """The recorded step at or before the one asked for, else the first after it."""
     entry = subject.site(question.site)
     chosen = Selection(["not replaced"]).equal("name", entry.site.name)
@@ -74,7 +74,7 @@ def answer(subject: Subject, question: SectionQuestion) -> CrossSection:
 
 
 def _nearest(
-    subject: Subject, chosen: Selection, step: int | None
+    subject: OpenedRun, chosen: Selection, step: int | None
 ) -> tuple[int, int | None, int | None]:
     """The recorded step that is meant, and its neighbours."""
     at = (1 << 62) if step is None else step

@@ -14,7 +14,7 @@ from sonde.record import KINDS
 from sonde.sketch import STATISTICS
 from sonde.views.numbers import heat, lines
 from sonde.views.questions import RunQuestion
-from sonde.views.runs.opened_run import MAX_LABEL, NotFoundError, Subject, shown
+from sonde.views.runs.opened_run import MAX_LABEL, NotFoundError, OpenedRun, shown
 from sonde.views.specs import Fact, KindCount, Notice, NoticeLevel, NumberName, RunHeader, StepRange
 
 _MAX_NAMES: Final = 2000
@@ -25,7 +25,7 @@ _LEVELS: Final[Mapping[str, NoticeLevel]] = {"warning": "warning", "error": "err
 _QUANTILES: Final = ("p1", "p50", "p99")
 
 
-def answer(subject: Subject, _question: RunQuestion) -> RunHeader:
+def answer(subject: OpenedRun, _question: RunQuestion) -> RunHeader:
     """What there is in the run, and what happened to its recording."""
     info = subject.run.info
     progress = subject.progress
@@ -74,7 +74,7 @@ def answer(subject: Subject, _question: RunQuestion) -> RunHeader:
     )
 
 
-def _recorded(subject: Subject) -> tuple[StepRange, ...]:
+def _recorded(subject: OpenedRun) -> tuple[StepRange, ...]:
     """The steps that have sketches (those that have numbers where none has), as ranges."""
     for table in ("records", "numbers"):
         rows = subject.ask(f"select distinct step from {table} where not replaced order by step")
@@ -100,7 +100,7 @@ def step_ranges(steps: NDArray[np.int64]) -> tuple[StepRange, ...]:
     return tuple(found)
 
 
-def _numbers(subject: Subject) -> list[NumberName]:
+def _numbers(subject: OpenedRun) -> list[NumberName]:
     rows = subject.ask(
         f"""
         select name, list(distinct phase) as phases, count(distinct module) as modules,
@@ -120,7 +120,7 @@ def _numbers(subject: Subject) -> list[NumberName]:
     ]
 
 
-def _phases(subject: Subject) -> tuple[str, ...]:
+def _phases(subject: OpenedRun) -> tuple[str, ...]:
     rows = subject.ask(
         "select distinct phase from (select distinct phase from records "
         "union all select distinct phase from numbers) limit 100"

@@ -1,6 +1,6 @@
 """The subject of a question: a run with its sites, modules and graph looked up by id.
 
-One `Subject` belongs to one opened run and is used by one thread. What it knows of the run is
+One `OpenedRun` belongs to one opened run and is used by one thread. What it knows of the run is
 looked up again only when the run has changed.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from sonde._errors import SondeError
-from sonde.graph.folding import Folder, Tree
+from sonde.graph.folding import Folder, ModuleTree
 from sonde.graph.model import ROOT, Graph, Node, node_id, tree_nodes
 from sonde.record import FINAL, PARAMETER_KINDS, GraphModule, GraphPart, Site
 from sonde.store.reading.progress import Progress
@@ -39,7 +39,7 @@ class NotFoundError(SondeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SiteEntry:
     """A site with what is known of its tensor."""
 
     site: Site
@@ -48,32 +48,32 @@ class Entry:
     module_type: str
 
 
-class Structure:
+class RunStructure:
     """Sites, modules and graph of a run at a moment, each by id."""
 
-    def __init__(self, entries: Sequence[Entry], graph: Graph) -> None:
+    def __init__(self, entries: Sequence[SiteEntry], graph: Graph) -> None:
         self.every_stage = entries
         self.entries = [e for e in entries if e.site.stage == FINAL]
         self.graph = graph if graph.nodes else _tree_graph(entries, graph)
         self.has_calls = bool(graph.nodes)
 
     @cached_property
-    def by_name(self) -> Mapping[str, Entry]:
+    def by_name(self) -> Mapping[str, SiteEntry]:
         return {e.site.name: e for e in self.every_stage}
 
     @cached_property
-    def by_id(self) -> Mapping[str, Entry]:
+    def by_id(self) -> Mapping[str, SiteEntry]:
         return _by_id((name, e) for name, e in self.by_name.items())
 
     @cached_property
-    def tree(self) -> Tree:
+    def tree(self) -> ModuleTree:
         """Modules of the graph in the model's order; then modules that only sites tell of."""
         modules = {m.path: m for m in self.graph.modules}
         for node in self.graph.nodes:
             modules.setdefault(node.module, GraphModule(node.module, node.type))
         for e in self.entries:
             modules.setdefault(e.site.module, GraphModule(e.site.module, e.module_type))
-        return Tree(modules.values())
+        return ModuleTree(modules.values())
 
     @cached_property
     def parameters_below(self) -> Mapping[str, int]:
@@ -96,9 +96,9 @@ class Structure:
         return _by_id((node.id, node) for node in self.graph.nodes)
 
     @cached_property
-    def sites_of_module(self) -> Mapping[str, tuple[Entry, ...]]:
+    def sites_of_module(self) -> Mapping[str, tuple[SiteEntry, ...]]:
         """The sites of each module, in order of call and slot."""
-        found: dict[str, list[Entry]] = {}
+        found: dict[str, list[SiteEntry]] = {}
         for e in sorted(self.entries, key=lambda e: self.order[e.site.name]):
             found.setdefault(e.site.module, []).append(e)
         return {path: tuple(some) for path, some in found.items()}
@@ -120,13 +120,13 @@ class Structure:
             for s in (e.site for e in self.entries)
         }
 
-    def sites_of_kind(self, kind: str | None) -> Sequence[tuple[str, Entry]]:
+    def sites_of_kind(self, kind: str | None) -> Sequence[tuple[str, SiteEntry]]:
         """The sites of a kind, each with the path of its module."""
         return self._by_kind.get(kind or "", ())
 
     @cached_property
-    def _by_kind(self) -> Mapping[str, Sequence[tuple[str, Entry]]]:
-        found: dict[str, list[tuple[str, Entry]]] = {}
+    def _by_kind(self) -> Mapping[str, Sequence[tuple[str, SiteEntry]]]:
+        found: dict[str, list[tuple[str, SiteEntry]]] = {}
         for e in self.entries:
             found.setdefault(e.site.kind, []).append((e.site.module, e))
         return found
@@ -144,13 +144,13 @@ class Structure:
         return None if found is None else ids.of_name(found.id)
 
 
-class Subject:
+class OpenedRun:
     """A run that is asked about."""
 
     def __init__(self, run: Run, id: str) -> None:
         self.run = run
         self.id = id
-        self._structure: tuple[tuple[str, ...], Structure] | None = None
+        self._structure: tuple[tuple[str, ...], RunStructure] | None = None
 
     def ask(self, query: str, parameters: Sequence[object] = ()) -> pa.Table:
         """Rows of a query over the views of the run."""
@@ -170,13 +170,13 @@ class Subject:
         return RunState(self.id, found.status, found.last_step, found.version)
 
     @property
-    def structure(self) -> Structure:
+    def structure(self) -> RunStructure:
         paths = tuple(s.path for s in self.progress.segments if s.table in _TABLES)
         if self._structure is None or self._structure[0] != paths:
-            self._structure = (paths, Structure(self._entries(), self.run.graph))
+            self._structure = (paths, RunStructure(self._entries(), self.run.graph))
         return self._structure[1]
 
-    def site(self, id: str) -> Entry:
+    def site(self, id: str) -> SiteEntry:
         """The site with that id."""
         found = self.structure.by_id.get(id)
         if found is None:
@@ -200,12 +200,12 @@ class Subject:
             raise NotFoundError("no_such_module", f"This run has no call `{shown(id, 80)}`.")
         return found
 
-    def _entries(self) -> list[Entry]:
+    def _entries(self) -> list[SiteEntry]:
         rows = self.ask("select module, kind, call, slot, dtype, shape, module_type from sites")
         known = [_entry(row) for row in rows.to_pylist()]
         found = {e.site: e for e in known}
         for site in self.run.catalogue().sites:  # also those whose declaration was lost
-            found.setdefault(site, Entry(site, "", (), ""))
+            found.setdefault(site, SiteEntry(site, "", (), ""))
         return list(found.values())
 
 
@@ -218,19 +218,19 @@ def _by_id(named: Iterable[tuple[str, T]]) -> dict[str, T]:
     return found
 
 
-def _tree_graph(entries: Sequence[Entry], graph: Graph) -> Graph:
+def _tree_graph(entries: Sequence[SiteEntry], graph: Graph) -> Graph:
     """The modules that the sites tell of, when nothing is known of calls."""
     modules = {m.path: m for m in graph.modules}
     for e in entries:
         modules.setdefault(e.site.module, GraphModule(e.site.module, e.module_type))
-    paths = [b.module.path for b in Tree(modules.values()).branches]
+    paths = [b.module.path for b in ModuleTree(modules.values()).branches]
     part = GraphPart(
         0, list(modules.values()), tree_nodes(paths), notes=[("none", graph.note or _NO_CALLS)]
     )
     return Graph.of([part])
 
 
-def site_ref(e: Entry) -> SiteRef:
+def site_ref(e: SiteEntry) -> SiteRef:
     """How a site is named to whoever draws it."""
     return SiteRef(
         id=ids.of_name(e.site.name),
@@ -268,7 +268,7 @@ def facts_of(extra: str) -> tuple[Fact, ...]:
     return tuple(facts[:20])
 
 
-def ports(found: Sequence[Any]) -> tuple[Port, ...]:  # Any: sonde.record.Port
+def ports(found: Sequence[Any]) -> tuple[Port, ...]:  # Any: sonde.record.CallPort
     return tuple(Port(shown(p.slot, MAX_LABEL), shown(p.dtype, 60), tuple(p.shape)) for p in found)
 
 
@@ -283,7 +283,7 @@ def shown(text: str, limit: int) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _entry(row: Mapping[str, Any]) -> Entry:
+def _entry(row: Mapping[str, Any]) -> SiteEntry:
     site = Site(str(row["module"]), row["kind"], int(row["call"] or 0), str(row["slot"]))
     shape = tuple(int(n) for n in (row["shape"] or ())[:32])
-    return Entry(site, shown(str(row["dtype"] or ""), 60), shape, str(row["module_type"] or ""))
+    return SiteEntry(site, shown(str(row["dtype"] or ""), 60), shape, str(row["module_type"] or ""))

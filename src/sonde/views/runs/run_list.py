@@ -35,7 +35,7 @@ with sonde.watch(model, optimizer=optimizer, every=10) as watch:
 
 
 @dataclass(frozen=True, slots=True)
-class Shelved:
+class ListedRun:
     """A run on the shelf. `problem` says why it cannot be opened, if so."""
 
     id: str
@@ -47,16 +47,16 @@ class Shelved:
     problem: str | None
 
 
-class Shelf:
+class RunList:
     """The runs in a folder; or the one run that the folder is."""
 
     def __init__(self, folder: str) -> None:
         self.folder = os.path.abspath(os.path.expanduser(folder))
         self._readers: dict[str, AttemptReader] = {}
-        self._abouts: dict[str, tuple[tuple[int, int, int], Shelved]] = {}
+        self._abouts: dict[str, tuple[tuple[int, int, int], ListedRun]] = {}
         self._lock = threading.Lock()
 
-    def runs(self) -> list[Shelved]:
+    def runs(self) -> list[ListedRun]:
         """All runs, newest first. A folder that is not there has none."""
         with self._lock:
             paths = self._paths()
@@ -67,7 +67,7 @@ class Shelf:
         kept = {run.id: run for run in found if run is not None}
         return sorted(kept.values(), key=lambda run: (run.created_ns, run.name), reverse=True)
 
-    def find(self, id: str) -> Shelved | None:
+    def find(self, id: str) -> ListedRun | None:
         """The run with that id, if it is there."""
         return next((run for run in self.runs() if run.id == id), None)
 
@@ -81,7 +81,7 @@ class Shelf:
             how_to_record=HOW_TO_RECORD,
         )
 
-    def stamp(self, run: Shelved) -> str:
+    def stamp(self, run: ListedRun) -> str:
         """Changes whenever a file of the run came or went, or its writers ended."""
         told = repr((_status(self._records(run.path)), _listing(run.path), run.problem))
         return f"{zlib.crc32(told.encode('utf-8', 'replace')):08x}"
@@ -101,7 +101,7 @@ class Shelf:
             return []
         return sorted(names)
 
-    def _shelved(self, path: str) -> Shelved | None:
+    def _shelved(self, path: str) -> ListedRun | None:
         try:
             status = os.lstat(os.path.join(path, locations.RUN_FILE))
         except OSError:
@@ -120,7 +120,7 @@ class Shelf:
         except Exception:  # a stranger's run may be wrong in any way, and hides no other
             return []
 
-    def _row_or_problem(self, run: Shelved) -> RunRow:
+    def _row_or_problem(self, run: ListedRun) -> RunRow:
         """A run that is wrong in a way that nothing foresees is listed too, and hides no other."""
         try:
             return self._row(run)
@@ -142,7 +142,7 @@ class Shelf:
                 problem=shown(problem, 300),
             )
 
-    def _row(self, run: Shelved) -> RunRow:
+    def _row(self, run: ListedRun) -> RunRow:
         records = self._records(run.path)
         latest = [record.latest for record in records]
         seen = [record.heartbeat_ns for record in records if record.heartbeat_ns]
@@ -167,15 +167,15 @@ class Shelf:
         )
 
 
-def _read(path: str) -> Shelved:
+def _read(path: str) -> ListedRun:
     name = os.path.basename(path)
     try:
         about = locations.read_run_file(path)
     except Exception as error:  # a stranger's run may be wrong in any way, and hides no other
         modified = int(os.path.getmtime(path) * 1e9) if os.path.isdir(path) else 0
-        return Shelved(ids.of_run(name, None), path, name, None, modified, None, str(error))
+        return ListedRun(ids.of_run(name, None), path, name, None, modified, None, str(error))
     run_id, created = about.get("run_id"), about.get("created_ns")
-    return Shelved(
+    return ListedRun(
         id=ids.of_run(name, run_id if isinstance(run_id, str) else None),
         path=path,
         name=name,

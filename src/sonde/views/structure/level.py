@@ -14,9 +14,9 @@ from sonde.views.questions import LevelQuestion, TintQuestion
 from sonde.views.runs.opened_run import (
     MAX_LABEL,
     MAX_PATH,
-    Entry,
-    Structure,
-    Subject,
+    OpenedRun,
+    RunStructure,
+    SiteEntry,
     facts_of,
     ports,
     shape_text,
@@ -29,7 +29,7 @@ _MAX_INSTANCES: Final = 1024
 _BYTES: Final = {"float64": 8, "int64": 8, "complex64": 8, "float16": 2, "bfloat16": 2, "int16": 2}
 
 
-def answer(subject: Subject, question: LevelQuestion) -> GraphLevel:
+def answer(subject: OpenedRun, question: LevelQuestion) -> GraphLevel:
     """The level of the call asked for."""
     structure = subject.structure
     graph = structure.graph
@@ -54,7 +54,7 @@ def answer(subject: Subject, question: LevelQuestion) -> GraphLevel:
 
 
 def folded(
-    subject: Subject, question: LevelQuestion | TintQuestion
+    subject: OpenedRun, question: LevelQuestion | TintQuestion
 ) -> tuple[Sequence[Fold], Sequence[GraphEdge], int]:
     """The boxes and arrows of a level, and how many boxes were too many."""
     structure = subject.structure
@@ -84,7 +84,7 @@ def label_of(node: Node) -> str:
     return f"{parts[-1] or node.type or ids.ROOT_LABEL}{call}"
 
 
-def site_of(structure: Structure, node: Node, kind: str | None) -> Entry | None:
+def site_of(structure: RunStructure, node: Node, kind: str | None) -> SiteEntry | None:
     """The site that a node is drawn with: the first of that kind, of the same call."""
     entries = structure.sites_of_module.get(node.module, ())
     if node.kind == "module":
@@ -107,7 +107,7 @@ def site_of(structure: Structure, node: Node, kind: str | None) -> Entry | None:
     )
 
 
-def _level_node(structure: Structure, fold: Fold) -> LevelNode:
+def _level_node(structure: RunStructure, fold: Fold) -> LevelNode:
     node = fold.first
     module = _module(structure, node.module)
     is_call = node.kind == "module"
@@ -161,7 +161,7 @@ def _instances(members: Sequence[Node]) -> tuple[Instance, ...]:
     )
 
 
-def _crumbs(structure: Structure, node: Node | None) -> tuple[Crumb, ...]:
+def _crumbs(structure: RunStructure, node: Node | None) -> tuple[Crumb, ...]:
     way: list[Node] = []
     at = node
     while at is not None:
@@ -203,6 +203,6 @@ def _port_texts(nodes: Sequence[Node]) -> dict[str, tuple[str, int | None]]:
     return found
 
 
-def _module(structure: Structure, path: str) -> GraphModule:
+def _module(structure: RunStructure, path: str) -> GraphModule:
     at = structure.tree.index.get(path)
     return structure.tree.branches[at].module if at is not None else GraphModule(path, "")

@@ -12,9 +12,9 @@ from sonde.views.questions import PanelQuestion, QuestionError
 from sonde.views.runs.opened_run import (
     MAX_LABEL,
     MAX_PATH,
-    Entry,
-    Structure,
-    Subject,
+    OpenedRun,
+    RunStructure,
+    SiteEntry,
     facts_of,
     ports,
     shown,
@@ -42,7 +42,7 @@ TITLES: Final = {
 _OF_PARAMETERS: Final = ("param", "param_grad", "update", "optim")
 
 
-def answer(subject: Subject, question: PanelQuestion) -> Panel:
+def answer(subject: OpenedRun, question: PanelQuestion) -> Panel:
     """The sections of a call, of a tensor in the graph, or of all calls of a module."""
     structure = subject.structure
     if question.node is not None:
@@ -80,8 +80,8 @@ def answer(subject: Subject, question: PanelQuestion) -> Panel:
 
 
 def _entries(
-    structure: Structure, entries: Sequence[Entry], node: Node | None, *, all_calls: bool
-) -> list[Entry]:
+    structure: RunStructure, entries: Sequence[SiteEntry], node: Node | None, *, all_calls: bool
+) -> list[SiteEntry]:
     """Of what was recorded of a module: that of one call of it, of one tensor, or all."""
     if node is None:
         return list(entries)
@@ -105,7 +105,7 @@ def _entries(
     ]
 
 
-def _sections(entries: Sequence[Entry], plain: Sequence[Entry]) -> tuple[PanelSection, ...]:
+def _sections(entries: Sequence[SiteEntry], plain: Sequence[SiteEntry]) -> tuple[PanelSection, ...]:
     kinds = [*TITLES, *sorted({e.site.kind for e in entries} - set(TITLES))]
     found = []
     for kind in kinds:
@@ -117,7 +117,7 @@ def _sections(entries: Sequence[Entry], plain: Sequence[Entry]) -> tuple[PanelSe
 
 
 def _missing(
-    structure: Structure, path: str, node: Node | None, entries: Sequence[Entry]
+    structure: RunStructure, path: str, node: Node | None, entries: Sequence[SiteEntry]
 ) -> tuple[MissingKind, ...]:
     """Kinds that could have been recorded here and were not, with the code that does it."""
     if node is not None and node.kind != "module":
@@ -144,13 +144,13 @@ def _missing(
     return tuple(missing)
 
 
-def _metrics(subject: Subject, path: str) -> tuple[str, ...]:
+def _metrics(subject: OpenedRun, path: str) -> tuple[str, ...]:
     rows = subject.ask(
         "select distinct name from metrics where module = ? order by name limit 200", [path]
     )
     return tuple(shown(name, MAX_LABEL) for name in rows["name"].to_pylist())
 
 
-def _module(structure: Structure, path: str) -> GraphModule:
+def _module(structure: RunStructure, path: str) -> GraphModule:
     at = structure.tree.index.get(path)
     return structure.tree.branches[at].module if at is not None else GraphModule(path, "")

@@ -19,7 +19,7 @@ from sonde.views.numbers import columns, pooling
 from sonde.views.numbers.heat import default_kind, is_under
 from sonde.views.numbers.pooling import Cells, Source
 from sonde.views.questions import TintQuestion
-from sonde.views.runs.opened_run import Structure, Subject
+from sonde.views.runs.opened_run import OpenedRun, RunStructure
 from sonde.views.specs import EMPTY, NONFINITE, NUMBER, NodeTint, Tint
 from sonde.views.structure.level import folded, site_of
 
@@ -35,7 +35,7 @@ class _Box:
     is_inside: bool
 
 
-def answer(subject: Subject, question: TintQuestion) -> Tint:
+def answer(subject: OpenedRun, question: TintQuestion) -> Tint:
     """Values for the boxes that `level` gives for the same `node`, `fold` and `unfold`."""
     structure = subject.structure
     pooling.check_stat(question.stat)
@@ -79,7 +79,7 @@ def answer(subject: Subject, question: TintQuestion) -> Tint:
     )
 
 
-def _box(structure: Structure, fold: Fold, kind: str | None, metric: str | None) -> _Box:
+def _box(structure: RunStructure, fold: Fold, kind: str | None, metric: str | None) -> _Box:
     calls = [n for n in fold.members if n.kind == "module"]
     if metric is not None:
         own = tuple(n.module for n in calls)
@@ -93,7 +93,7 @@ def _box(structure: Structure, fold: Fold, kind: str | None, metric: str | None)
     return _Box(fold, first, (*first, *more), is_inside=True)
 
 
-def _inside(structure: Structure, node: Node, kind: str | None) -> tuple[str, ...]:
+def _inside(structure: RunStructure, node: Node, kind: str | None) -> tuple[str, ...]:
     """Sites of the kind of all modules below."""
     return tuple(
         e.site.name
@@ -102,7 +102,7 @@ def _inside(structure: Structure, node: Node, kind: str | None) -> tuple[str, ..
     )
 
 
-def _step(subject: Subject, source: Source, question: TintQuestion) -> int | None:
+def _step(subject: OpenedRun, source: Source, question: TintQuestion) -> int | None:
     """The last recorded step at or before the one asked for, else the first after it."""
     if not source.row_of:
         return None
@@ -120,7 +120,7 @@ def _step(subject: Subject, source: Source, question: TintQuestion) -> int | Non
 
 
 def _sparks(
-    subject: Subject, source: Source, question: TintQuestion, boxes: Sequence[_Box]
+    subject: OpenedRun, source: Source, question: TintQuestion, boxes: Sequence[_Box]
 ) -> tuple[columns.Grid, Cells, list[int]]:
     """A line for the first member of each box, and which line is whose."""
     shown = [box for box in boxes if box.first] if question.sparks else []
@@ -151,7 +151,7 @@ def _sparks(
 
 
 def _tint(
-    subject: Subject,
+    subject: OpenedRun,
     box: _Box,
     row_of: dict[str, int],
     values: NDArray[np.float64],
@@ -180,7 +180,7 @@ def _tint(
     )
 
 
-def _why(subject: Subject, node: Node, kind: str | None) -> str:
+def _why(subject: OpenedRun, node: Node, kind: str | None) -> str:
     """Why a box has no site of a kind, neither itself nor inside."""
     structure = subject.structure
     if kind not in PARAMETER_KINDS or node.kind != "module":

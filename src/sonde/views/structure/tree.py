@@ -8,14 +8,14 @@ from sonde.graph.folding import Branch
 from sonde.store import patterns
 from sonde.views import ids
 from sonde.views.questions import SearchQuestion, TreeQuestion
-from sonde.views.runs.opened_run import MAX_LABEL, MAX_PATH, Structure, Subject, shown
+from sonde.views.runs.opened_run import MAX_LABEL, MAX_PATH, OpenedRun, RunStructure, shown
 from sonde.views.specs import Hit, Hits, Instance, Tree, TreeNode
 
 _MAX_NODES: Final = 5000
 _MAX_INSTANCES: Final = 1024
 
 
-def answer(subject: Subject, question: TreeQuestion) -> Tree:
+def answer(subject: OpenedRun, question: TreeQuestion) -> Tree:
     """The modules below one of them, depth first. Inside of repeats only the first is shown."""
     structure = subject.structure
     top = structure.tree.index[subject.path(question.module or ids.ROOT)]
@@ -36,7 +36,7 @@ def answer(subject: Subject, question: TreeQuestion) -> Tree:
     return Tree(tuple(nodes), left_out)
 
 
-def search(subject: Subject, question: SearchQuestion) -> Hits:
+def search(subject: OpenedRun, question: SearchQuestion) -> Hits:
     """Modules whose path matches, those that match closest to their end first."""
     structure = subject.structure
     branches = structure.tree.branches
@@ -49,7 +49,7 @@ def search(subject: Subject, question: SearchQuestion) -> Hits:
     return Hits(hits, max(len(found) - question.limit, 0))
 
 
-def _node(structure: Structure, run: list[int], parent: int, depth: int) -> TreeNode:
+def _node(structure: RunStructure, run: list[int], parent: int, depth: int) -> TreeNode:
     branches = structure.tree.branches
     first = branches[run[0]]
     path = first.module.path
@@ -84,7 +84,7 @@ def _node(structure: Structure, run: list[int], parent: int, depth: int) -> Tree
     )
 
 
-def _hit(structure: Structure, branch: Branch) -> Hit:
+def _hit(structure: RunStructure, branch: Branch) -> Hit:
     path = branch.module.path
     return Hit(
         module=ids.of_name(path),

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.store import packing
-from sonde.store.packing import SIZES, Array
+from sonde.store.packing import SIZES, PackedArray
 from sonde.views import notes
 from sonde.views.specs import F64, NONFINITE, NUMBER, U8, Bounds, Matrix
 
@@ -31,7 +31,9 @@ def sides(shape: Sequence[int]) -> tuple[int, int]:
     return height, width
 
 
-def matrix(array: Array, *, item: int, rows: int, columns: int, at_once: int = _AT_ONCE) -> Matrix:
+def matrix(
+    array: PackedArray, *, item: int, rows: int, columns: int, at_once: int = _AT_ONCE
+) -> Matrix:
     """A matrix of a tensor in at most rows × columns cells; of too few items the last one.
 
     Complex numbers count by their magnitude. `at_once` elements are decoded at a time.

@@ -24,7 +24,7 @@ _GRAD: Final = "@grad"
 
 
 @dataclass(frozen=True, slots=True)
-class Assigned:
+class AssignedValue:
     """The latest value that a line has given to a variable."""
 
     variable: str
@@ -44,27 +44,27 @@ class Assigned:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class AnnotatedLine:
     """A line of source."""
 
     number: int
     text: str
-    assigned: list[Assigned] = field(default_factory=list)
+    assigned: list[AssignedValue] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class AnnotatedMethod:
     """A method of a module, line by line."""
 
     name: str
-    lines: list[Line]
-    elsewhere: list[Assigned] = field(default_factory=list)
+    lines: list[AnnotatedLine]
+    elsewhere: list[AssignedValue] = field(default_factory=list)
     """Of which the line is not in the source: the file was another one by then."""
 
 
 def methods(
     run: Run, pattern: str = "**", *, step: int | None = None, rank: int | None = None
-) -> list[Method]:
+) -> list[AnnotatedMethod]:
     """The traced methods that a pattern stands for, as they were at a step or at the end.
 
     Raises:
@@ -76,7 +76,7 @@ def methods(
         known = ", ".join(f"`{name}`" for name in list(sources)[:8])
         hint = f"There is: {known}." if known else "No method was traced in it."
         raise SondeError(f"`{pattern}` is no traced method of `{run.name}`. {hint}")
-    by_method: dict[str, dict[int, list[Assigned]]] = {name: {} for name in chosen}
+    by_method: dict[str, dict[int, list[AssignedValue]]] = {name: {} for name in chosen}
     found = traces.latest(run, step=step, rank=rank)
     for n, name in enumerate(found.names):
         method = _method_of(name, sources)
@@ -107,14 +107,18 @@ def around(run: Run, row: Mapping[str, Any], context: int) -> tuple[str, list[tu
     return "", []
 
 
-def _method(source: traces.Source, assigned: dict[int, list[Assigned]]) -> Method:
+def _method(
+    source: traces.TracedSource, assigned: dict[int, list[AssignedValue]]
+) -> AnnotatedMethod:
     text = source.text.splitlines()
     indent = min((len(t) - len(t.lstrip()) for t in text if t.strip()), default=0)
     lines = [
-        Line(number, line[indent:], assigned.pop(number, []))
+        AnnotatedLine(number, line[indent:], assigned.pop(number, []))
         for number, line in enumerate(text, source.first_line)
     ]
-    return Method(source.name, lines, [each for rest in assigned.values() for each in rest])
+    return AnnotatedMethod(
+        source.name, lines, [each for rest in assigned.values() for each in rest]
+    )
 
 
 def _method_of(name: str, methods: Iterable[str]) -> str:
@@ -130,17 +134,17 @@ def _inside(name: str, method: str) -> str:
     return (inner or "return") + end
 
 
-def _assigned(found: traces.Traced, n: int, variable: str) -> Assigned:
+def _assigned(found: traces.Traced, n: int, variable: str) -> AssignedValue:
     when = (found.iterations[n], found.ranks[n], found.calls[n])
     value = found.values[n]
     if found.dtypes[n] is None or isinstance(value, traces.Lost):
         text = value.reason if isinstance(value, traces.Lost) else text_of(value)
-        return Assigned(variable, *when, text)
-    plain = Assigned(variable, *when, "", found.dtypes[n], found.shapes[n])
+        return AssignedValue(variable, *when, text)
+    plain = AssignedValue(variable, *when, "", found.dtypes[n], found.shapes[n])
     return _with_statistics(plain, value)
 
 
-def _with_statistics(assigned: Assigned, array: Any) -> Assigned:  # Any: a numpy array
+def _with_statistics(assigned: AssignedValue, array: Any) -> AssignedValue:  # Any: a numpy array
     numbers = np.abs(array) if np.iscomplexobj(array) else array
     numbers = numbers.astype(np.float64).reshape(-1)
     finite = numbers[np.isfinite(numbers)]

@@ -23,8 +23,8 @@ from sonde.views.questions import VariableQuestion
 from sonde.views.runs.opened_run import (
     MAX_LABEL,
     MAX_PATH,
-    Entry,
-    Subject,
+    OpenedRun,
+    SiteEntry,
     shape_text,
     shown,
     site_ref,
@@ -54,7 +54,7 @@ Row = Mapping[str, Any]
 """A row of a query."""
 
 
-def answer(subject: Subject, question: VariableQuestion) -> Variable:
+def answer(subject: OpenedRun, question: VariableQuestion) -> Variable:
     """The last value at or before a step, of one rank: the first that has any, if none is named."""
     entry = _entry(subject, question.site)
     chosen = Selection(["not replaced", "kind in ('tensor', 'value')"])
@@ -88,7 +88,7 @@ def answer(subject: Subject, question: VariableQuestion) -> Variable:
     return _filled(subject, question, chosen, bare)
 
 
-def plain(subject: Subject, module: str | None = None) -> list[Entry]:
+def plain(subject: OpenedRun, module: str | None = None) -> list[SiteEntry]:
     """Variables, of a module or of all, that never were a tensor: no site tells of them."""
     chosen = Selection(["not replaced", "kind = 'value'"]).equal("module", module)
     rows = subject.ask(
@@ -98,10 +98,10 @@ def plain(subject: Subject, module: str | None = None) -> list[Entry]:
     ).to_pylist()
     sites = [Site(str(r["module"] or ""), "local", r["call"] or 0, str(r["slot"])) for r in rows]
     known = subject.structure.by_name
-    return [Entry(site, "", (), "") for site in sites if site.name not in known]
+    return [SiteEntry(site, "", (), "") for site in sites if site.name not in known]
 
 
-def _entry(subject: Subject, id: str) -> Entry:
+def _entry(subject: OpenedRun, id: str) -> SiteEntry:
     """The site with that id, or the variable that has none."""
     if id not in subject.structure.by_id:
         for entry in plain(subject):
@@ -111,7 +111,7 @@ def _entry(subject: Subject, id: str) -> Entry:
 
 
 def _filled(
-    subject: Subject, question: VariableQuestion, chosen: Selection, bare: Variable
+    subject: OpenedRun, question: VariableQuestion, chosen: Selection, bare: Variable
 ) -> Variable:
     """The answer with the value that was chosen."""
     counted = subject.ask(
@@ -156,7 +156,7 @@ class _Value:
     matrix: Matrix | None = None
 
 
-def _tensor(subject: Subject, row: Row, question: VariableQuestion) -> _Value:
+def _tensor(subject: OpenedRun, row: Row, question: VariableQuestion) -> _Value:
     dtype, shape = shown(str(row["dtype"] or ""), 60), tuple(n or 0 for n in row["shape"] or ())
     how = f'`run.trace("{shown(row["name"] or "", MAX_LABEL)}")` reads it'
     if (row["nbytes"] or 0) > MAX_BYTES:
@@ -173,7 +173,7 @@ def _tensor(subject: Subject, row: Row, question: VariableQuestion) -> _Value:
     return _Value(_cell_notes(dtype, found), dtype, shape, "", found)
 
 
-def _plain(subject: Subject, row: Row) -> _Value:
+def _plain(subject: OpenedRun, row: Row) -> _Value:
     """What is no tensor, as a text. Tensors inside of it are told by dtype and shape."""
     if row["value"] is None:
         return _Value(["too long to show"])
@@ -201,7 +201,7 @@ class _Inner:
         return f"<{self.dtype} {shape_text(self.shape)}>"
 
 
-def _nearest(subject: Subject, chosen: Selection, step: int | None) -> Row:
+def _nearest(subject: OpenedRun, chosen: Selection, step: int | None) -> Row:
     """Rank and step of the value that is meant, the steps beside it, how many ranks have any."""
     at = _LAST if step is None else step
     found: Row = subject.ask(
@@ -220,7 +220,7 @@ def _nearest(subject: Subject, chosen: Selection, step: int | None) -> Row:
     return found
 
 
-def _when_notes(entry: Entry, question: VariableQuestion, when: Row) -> tuple[str, ...]:
+def _when_notes(entry: SiteEntry, question: VariableQuestion, when: Row) -> tuple[str, ...]:
     if entry.site.kind != "local":
         return ("whole values are kept of variables that `sonde.trace` follows, not of this",)
     if when["step"] is None and when["after"] is None:

@@ -26,7 +26,7 @@ what its modules return: that is about what a training's memory is full of."""
 _READ_TOGETHER: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
-class Who(NamedTuple):
+class TapIdentity(NamedTuple):
     """Whose tap it is: those of one owner can be gathered, gradients by themselves."""
 
     owner: str
@@ -34,7 +34,7 @@ class Who(NamedTuple):
 
 
 def gather(
-    graph: Graph, tap: Any, taps: Any, who: Callable[[int], Who | None], *, grads: bool
+    graph: Graph, tap: Any, taps: Any, who: Callable[[int], TapIdentity | None], *, grads: bool
 ) -> None:
     """Have one `taps(xs, keys)` in place of some calls of `tap(x, key)` each, if there is a native
     path for it: of taps on gradients, or of the others. `who` is asked for each key."""
@@ -46,7 +46,7 @@ def gather(
     kept_anyway = frozenset(ends)
     returned = {n.args[0] for n, found in asked.items() if not found.is_gradient}
     allowed = int(_SHARE * sum(_bytes(n) or 0 for n in kept_anyway | returned))
-    open_: dict[Hashable, _Group] = {}
+    open_: dict[Hashable, _TapGroup] = {}
     for node in nodes:
         if node.target is not tap:
             if _writes(node):
@@ -61,18 +61,18 @@ def gather(
         if x.meta["val"].dtype not in _READ_TOGETHER:
             continue
         place = (found, x.meta["val"].device)
-        group = open_.setdefault(place, _Group())
+        group = open_.setdefault(place, _TapGroup())
         more = 0 if x in kept_anyway else size
         if group.nodes and (group.kept + more > allowed or len(group.nodes) == MOST_TOGETHER):
             group.close(graph, taps)
-            group = open_[place] = _Group()
+            group = open_[place] = _TapGroup()
         group.nodes.append(node)
         group.kept += more
     for group in open_.values():
         group.close(graph, taps)
 
 
-class _Group:
+class _TapGroup:
     """Calls of taps, in order; and how many bytes are kept until the last of them."""
 
     def __init__(self) -> None:

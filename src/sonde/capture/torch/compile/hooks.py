@@ -33,7 +33,7 @@ from sonde.capture.torch.compile.operators import KEYS, TAP, TAP_OF, add_key, ad
 from sonde.capture.torch.compile.reached import is_reached_from
 from sonde.capture.torch.compile.returned import returned
 from sonde.capture.torch.compile.rewriting import rewriting
-from sonde.capture.torch.tap import SIGNED, Owner, Place, Tap
+from sonde.capture.torch.tap import SIGNED, Tap, TapOwner, TapPlace
 from sonde.record import Kind
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -49,7 +49,7 @@ class _Trace:
 
     def __init__(self) -> None:
         self.context: Any = None
-        self.owners: WeakSet[Owner] = WeakSet()
+        self.owners: WeakSet[TapOwner] = WeakSet()
         self.stack: list[tuple[Tap, int, Any]] = []
         self.calls: dict[Tap, int] = {}
         self.fixed: dict[Tap, bool] = {}
@@ -88,7 +88,7 @@ class _Trace:
         frame: Any = _translator().output.root_tx
         return {"G": frame.f_globals, "L": frame.f_locals}
 
-    def meet(self, owner: Owner) -> None:
+    def meet(self, owner: TapOwner) -> None:
         """The code has taps of this owner: compile it a second time without taps, if some steps are
         not recorded."""
         owner.traced()
@@ -131,11 +131,11 @@ class _Trace:
 
         return is_unguarded
 
-    def place(self, tap: Tap, kind: Kind, slot: str) -> Place:
+    def place(self, tap: Tap, kind: Kind, slot: str) -> TapPlace:
         call = next((c for t, c, _ in reversed(self.stack) if t is tap), 0)
-        return Place(kind, call, slot)
+        return TapPlace(kind, call, slot)
 
-    def key(self, tap: Tap, place: Place, x: Tensor | None) -> int:
+    def key(self, tap: Tap, place: TapPlace, x: Tensor | None) -> int:
         """A key for a tap there; -1 if one that sees this very tensor can report for it too."""
         if x is None:
             return add_key(tap, place)
@@ -166,7 +166,7 @@ def _rewriting(compiler: Any) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-_MINDING: Final[WeakSet[Owner]] = WeakSet()
+_MINDING: Final[WeakSet[TapOwner]] = WeakSet()
 _BEFORE: Final[list[bool]] = []
 """What the compiler did about modules without hooks before anybody minded."""
 _SKIPPED: Final[set[CodeType]] = set()
@@ -178,7 +178,7 @@ _LOCK: Final = threading.Lock()
 # -- while running -----------------------------------------------------------------------------
 
 
-def _is_heard(owners: WeakSet[Owner]) -> bool:
+def _is_heard(owners: WeakSet[TapOwner]) -> bool:
     """Whether compiled code of these owners needs its taps now. Each is told that it runs."""
     heard = [owner.hears() for owner in owners]
     return any(heard)
@@ -221,7 +221,7 @@ def _skip(code: CodeType) -> None:
     frames.set_code_exec_strategy(code, frames._FrameExecStrategy(action.SKIP, action.DEFAULT))
 
 
-def mind_hooks(owner: Owner) -> bool:
+def mind_hooks(owner: TapOwner) -> bool:
     """Have the compiler, if it is there, see to it that modules without hooks stay so.
 
     It does not look for hooks where there were none: so code that was compiled for a model that
@@ -239,7 +239,7 @@ def mind_hooks(owner: Owner) -> bool:
     return True
 
 
-def mind_no_more(owner: Owner) -> None:
+def mind_no_more(owner: TapOwner) -> None:
     """The owner's hooks are gone: be as before when all are."""
     with _LOCK:
         _MINDING.discard(owner)
@@ -439,7 +439,7 @@ def leave(tap: Tap, tensors: list[tuple[str, Any]]) -> None:
     _end()
 
 
-def attach(owner: Owner, x: Tensor, name: str) -> None:
+def attach(owner: TapOwner, x: Tensor, name: str) -> None:
     """A tensor is given a name, in a trace."""
     _attach(owner.sign, "attach", x, name)
     if x.requires_grad:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from sonde.capture.native import Bunch
-from sonde.capture.torch.compile.gathering import Who
-from sonde.capture.torch.tap import Key, Place, Tap
+from sonde.capture.torch.compile.gathering import TapIdentity
+from sonde.capture.torch.tap import Tap, TapKey, TapPlace
 
 _ANY_LAYOUT: Final = (torch.Tag.flexible_layout,)
 """The order of values in memory is all one to a sketch. A compiler that does not know this writes a
@@ -29,22 +29,22 @@ _LIBRARY.define("tap(Tensor x, int key) -> ()", tags=_ANY_LAYOUT)
 _LIBRARY.define("taps(Tensor[] xs, int[] keys) -> ()", tags=_ANY_LAYOUT)
 _LIBRARY.define("tap_of(Tensor x, Tensor module, int place) -> ()", tags=_ANY_LAYOUT)
 
-KEYS: Final[list[Key]] = []
-_PLACES: Final[list[Place]] = []
+KEYS: Final[list[TapKey]] = []
+_PLACES: Final[list[TapPlace]] = []
 _TAPS: Final[WeakValueDictionary[int, Tap]] = WeakValueDictionary()
 """Taps by the address of the tensor that stands for them in shared code. Weak, as all here: a graph
 may outlive the watch."""
 _LOCK: Final = threading.Lock()
 
 
-def add_key(tap: Tap, place: Place) -> int:
+def add_key(tap: Tap, place: TapPlace) -> int:
     """A number for that place."""
     with _LOCK:
-        KEYS.append(Key(tap, place))
+        KEYS.append(TapKey(tap, place))
         return len(KEYS) - 1
 
 
-def add_place(place: Place) -> int:
+def add_place(place: TapPlace) -> int:
     """A number for that place of whichever module it is."""
     with _LOCK:
         if place not in _PLACES:
@@ -59,11 +59,11 @@ def share(tap: Tap) -> None:
         _TAPS[tap.key.data_ptr()] = tap
 
 
-def who(key: int) -> Who | None:
+def who(key: int) -> TapIdentity | None:
     """Whose tap that is, None if it has to run by itself."""
     known = KEYS[key]
     owner = known.owner()
-    return None if owner is None or known.returned else Who(owner.sign, known.is_gradient)
+    return None if owner is None or known.returned else TapIdentity(owner.sign, known.is_gradient)
 
 
 def _run(x: Tensor, key: int) -> None:
@@ -106,7 +106,7 @@ def _run_of(x: Tensor, module: Tensor, place: int) -> None:
     if tap is not None and not tap.owner.asleep:
         key = tap.keys.get(place)
         if key is None:
-            key = tap.keys[place] = Key(tap, _PLACES[place])
+            key = tap.keys[place] = TapKey(tap, _PLACES[place])
         if key.point is None or not key.point.add(x):
             tap.owner.compiled(key, x)
 

@@ -26,7 +26,7 @@ _AS: Final = {
 """What numpy does not have, as what holds it exactly."""
 
 
-class Arrivals:
+class HostCopies:
     """Tensors that were sent. `arrays` waits for them; any thread may ask, any number of times."""
 
     __slots__ = ("_arrays", "_batches", "_lock", "_places")
@@ -73,7 +73,7 @@ class Arrivals:
 
 def number(x: Tensor) -> Callable[[], float]:
     """One number, later: calling what is returned waits for it."""
-    arrived = Arrivals([x.detach()])
+    arrived = HostCopies([x.detach()])
     return lambda: float(arrived.arrays()[0].item())
 
 

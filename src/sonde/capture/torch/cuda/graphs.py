@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor, nn
 
-from sonde.capture.window import Group, Rows, Spot
+from sonde.capture.window import Rows, SiteGroup, Spot
 from sonde.kernels import torch as plain
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 _WAIT_S: Final = 10.0
 
 
-class Captured:
+class CapturedCudaGraph:
     """What one graph holds of ours: sites and the rows that a replay fills."""
 
     def __init__(self) -> None:
         self.ends_step = False
-        self.groups: list[tuple[Rows, Group]] = []
+        self.groups: list[tuple[Rows, SiteGroup]] = []
         self._rows: dict[tuple[Rows, str], dict[int, int]] = {}
 
     def row(self, rows: Rows, spot: Spot) -> int | None:
@@ -54,13 +54,13 @@ class Captured:
     def close(self) -> None:
         """The capture is over: what is touched when it is replayed."""
         self.groups = [
-            (rows, Group(list(of), phase, list(of.values())))
+            (rows, SiteGroup(list(of), phase, list(of.values())))
             for (rows, phase), of in self._rows.items()
             if of
         ]
 
 
-class Graphs:
+class CudaGraphs:
     """The CUDA graphs that were captured while a capture of ours was there.
 
     `before_end` is called when a replay ends a step, while the step is still the current one.
@@ -68,7 +68,7 @@ class Graphs:
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
-        self._known: WeakKeyDictionary[Any, Captured] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[Any, CapturedCudaGraph] = WeakKeyDictionary()
         self._observer: Observer | None = None
         self.before_end: Callable[[], None] = lambda: None
         _listen(self)
@@ -94,7 +94,7 @@ class Graphs:
             for device in {x.device for x in tensors if x.is_cuda}:
                 capture.recorder.spare_rows(device, 8 * n_modules + 8 * len(tensors) + 64)
             capture._wake()
-            capture.recorder.capturing = Captured()
+            capture.recorder.capturing = CapturedCudaGraph()
             self._observer = capture.observer
             capture.observer = capture.collector.observer = None
             capture._settle()
@@ -154,7 +154,7 @@ def can_capture(x: Tensor) -> bool:
     return x.is_cuda and plain.is_plain(x)
 
 
-def _open(captured: Captured, is_open: bool) -> None:
+def _open(captured: CapturedCudaGraph, is_open: bool) -> None:
     for table in {id(rows.table): rows.table for rows, _ in captured.groups}.values():
         gate: Callable[[bool], None] | None = getattr(table, "open_gate", None)
         if gate is not None:
@@ -165,19 +165,19 @@ def _open(captured: Captured, is_open: bool) -> None:
 
 _WRITTEN: Final[WeakKeyDictionary[Any, list[Any]]] = WeakKeyDictionary()
 """Memory of ours that a graph reads and writes, also when nobody watches any more."""
-_LISTENERS: Final[WeakSet[Graphs]] = WeakSet()
+_LISTENERS: Final[WeakSet[CudaGraphs]] = WeakSet()
 _LOCK: Final = threading.Lock()
 _ORIGINALS: Final[dict[tuple[Any, str], Any]] = {}
 
 
-def _listen(graphs: Graphs) -> None:
+def _listen(graphs: CudaGraphs) -> None:
     with _LOCK:
         if not _LISTENERS and torch.cuda.is_available():
             _install()
         _LISTENERS.add(graphs)
 
 
-def _forget(graphs: Graphs) -> None:
+def _forget(graphs: CudaGraphs) -> None:
     with _LOCK:
         _LISTENERS.discard(graphs)
         if not _LISTENERS:
@@ -238,7 +238,7 @@ def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     setattr(owner, name, wrapped)
 
 
-def _each(act: Callable[[Graphs], object]) -> None:
+def _each(act: Callable[[CudaGraphs], object]) -> None:
     for graphs in list(_LISTENERS):
         try:
             act(graphs)

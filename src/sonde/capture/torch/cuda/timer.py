@@ -38,7 +38,7 @@ class _Span(NamedTuple):
     is_recorded: bool
 
 
-class Meter:
+class StepTimer:
     """Times steps. `added_s` is what recorded ones took longer than usual, so far."""
 
     def __init__(
@@ -92,9 +92,9 @@ class Meter:
                 self.added_s += max(0.0, took_s - median(self._others))
 
 
-def meter_for(model: torch.nn.Module) -> Meter | None:
+def meter_for(model: torch.nn.Module) -> StepTimer | None:
     """One for the device that the model is on, if it can tell the time."""
     first = next(iter(model.parameters()), None)
     if first is None or first.device.type != "cuda":
         return None
-    return Meter(stream=partial(torch.cuda.current_stream, first.device))
+    return StepTimer(stream=partial(torch.cuda.current_stream, first.device))

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sonde.capture.torch.cuda.copies import Arrivals
+from sonde.capture.torch.cuda.copies import HostCopies
 from sonde.metrics.model import Merge, OnHost, Reduce
 from sonde.metrics.names import Label
 
@@ -30,15 +30,15 @@ _MAX_PARTS: Final = 64
 """Values of a metric that are kept apart; more are put together on their device."""
 
 
-class Entry(Protocol):
+class Accumulator(Protocol):
     """Numbers in the making, each with its label."""
 
-    def close(self) -> Sequence[Closed | Tally]:
+    def close(self) -> Sequence[ClosedStep | SumAccumulator]:
         """What it has come to, when the step ends."""
         ...
 
 
-class Closed:
+class ClosedStep:
     """Tensors to be sent, and what is to be made of them on the host."""
 
     __slots__ = ("labels", "tensors", "values")
@@ -54,7 +54,7 @@ class Closed:
         self.values = values
 
 
-class Tally:
+class SumAccumulator:
     """All that one metric has said at one place: sums and counts, or extrema.
 
     There are thousands of these in a step, most of them of one tensor. Each is its own `Closed`.
@@ -101,7 +101,7 @@ class Tally:
         self._at = [at for at, _ in places]
         self._counted = sum(n for _, n in places)
 
-    def close(self) -> Sequence[Closed | Tally]:
+    def close(self) -> Sequence[ClosedStep | SumAccumulator]:
         return (self,) if self._n or self.tensors else ()
 
     def values(self, arrays: list[Array]) -> Sequence[float]:
@@ -128,7 +128,7 @@ class Tally:
         self.tensors, self._at = folded, [0] * len(folded)
 
 
-class Joint:
+class JointAccumulator:
     """What several metrics said of a tensor, with all their numbers in one. As many tallies would
     say the same."""
 
@@ -139,16 +139,18 @@ class Joint:
         self._reduces = reduces
         self.parts: list[tuple[Tensor, Places]] = []
 
-    def closed(self) -> Closed:
+    def closed(self) -> ClosedStep:
         places = [places for _, places in self.parts]
-        return Closed(self.labels, [x for x, _ in self.parts], lambda a: self._values(a, places))
+        return ClosedStep(
+            self.labels, [x for x, _ in self.parts], lambda a: self._values(a, places)
+        )
 
     def spread(self, entries: dict[str, Any]) -> None:
         """Have tallies of each metric say it, of which there are some already."""
         for i, (label, reduce) in enumerate(zip(self.labels, self._reduces, strict=True)):
             tally = entries.get(label.key)
             if tally is None:
-                tally = entries[label.key] = Tally(label, reduce)
+                tally = entries[label.key] = SumAccumulator(label, reduce)
             for x, places in self.parts:
                 tally.part(x, *places[i])
 
@@ -159,14 +161,14 @@ class Joint:
                 found[at] / n if reduce == "mean" else found[at]
                 for (at, n), reduce in zip(places[0], self._reduces, strict=True)
             ]
-        entries: dict[str, Tally] = {}
+        entries: dict[str, SumAccumulator] = {}
         for i, (label, reduce) in enumerate(zip(self.labels, self._reduces, strict=True)):
-            tally = entries[label.key] = Tally(label, reduce)
+            tally = entries[label.key] = SumAccumulator(label, reduce)
             tally.count([each[i] for each in places])
         return [tally.values(arrays)[0] for tally in entries.values()]
 
 
-class Collected:
+class ListAccumulator:
     """Everything that a metric returned, for a reduction that wants to see all of it."""
 
     __slots__ = ("_label", "_reduce", "_values")
@@ -182,7 +184,7 @@ class Collected:
     def tensor(self, value: Tensor) -> None:
         self._values.append(value.reshape(-1))
 
-    def close(self) -> Sequence[Closed | Tally]:
+    def close(self) -> Sequence[ClosedStep | SumAccumulator]:
         if not self._values:
             return []
         device = next((v.device for v in self._values if v.device.type != "cpu"), None)
@@ -192,7 +194,7 @@ class Collected:
             return closed(self._label, self._reduce(every))
 
 
-class Merged:
+class MergedAccumulator:
     """What a metric returned, joined call by call."""
 
     __slots__ = ("_how", "_label", "_state")
@@ -208,7 +210,7 @@ class Merged:
     def tensor(self, value: Tensor) -> None:
         self._join(value)
 
-    def close(self) -> Sequence[Closed | Tally]:
+    def close(self) -> Sequence[ClosedStep | SumAccumulator]:
         if self._state is None:
             return []
         with torch.no_grad():
@@ -218,7 +220,7 @@ class Merged:
         self._state = value if self._state is None else self._how.merge(self._state, value)
 
 
-class HostSide:
+class HostAccumulator:
     """Tensors that only the host can make numbers of: the mean of these."""
 
     __slots__ = ("_given", "_label")
@@ -230,22 +232,22 @@ class HostSide:
     def put(self, value: OnHost) -> None:
         self._given.append(value)
 
-    def close(self) -> Sequence[Closed]:
+    def close(self) -> Sequence[ClosedStep]:
         finish = [g.finish for g in self._given]
 
         def values(arrays: list[Array]) -> Sequence[float]:
             found = [float(f(a)) for f, a in zip(finish, arrays, strict=True)]
             return [sum(found) / len(found)]
 
-        return [Closed([self._label], [g.tensor for g in self._given], values)]
+        return [ClosedStep([self._label], [g.tensor for g in self._given], values)]
 
 
-class Tallies:
+class StepAccumulators:
     """The entries of a step, and of each phase of it."""
 
     def __init__(self) -> None:
         self._entries: dict[tuple[str, int], dict[str, Any]] = {}
-        self._joints: dict[tuple[str, int], dict[int, Joint]] = {}
+        self._joints: dict[tuple[str, int], dict[int, JointAccumulator]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._entries.values())) + sum(map(len, self._joints.values()))
@@ -279,7 +281,7 @@ class Tallies:
             for key, one in value.items():
                 self.add(label.part(str(key)), reduce, one, when=when, within=within)
         elif isinstance(value, OnHost):
-            self.entry(label.key, when, lambda: HostSide(label)).put(value)
+            self.entry(label.key, when, lambda: HostAccumulator(label)).put(value)
         elif isinstance(value, numbers.Real | np.bool_):
             self._entry(label, reduce, when).number(float(value))
         else:
@@ -301,7 +303,7 @@ class Tallies:
         joints = self._joints.setdefault(when, {})
         joint = joints.get(id(labels))
         if joint is None:
-            joint = joints[id(labels)] = Joint(labels, reduces)
+            joint = joints[id(labels)] = JointAccumulator(labels, reduces)
         joint.parts.append((value, places))
 
     def _entry(self, label: Label, reduce: Reduce, when: tuple[str, int]) -> Any:
@@ -321,14 +323,14 @@ class Tallies:
             found[key] = make()
         return found[key]
 
-    def take(self, failed: Callable[[str, Exception], None]) -> dict[tuple[str, int], Sent]:
+    def take(self, failed: Callable[[str, Exception], None]) -> dict[tuple[str, int], SentNumbers]:
         """Send what there is, by phase and step; from here on this is empty."""
         taken, self._entries = self._entries, {}
         joints, self._joints = self._joints, {}
         sent = {}
         for when in dict.fromkeys([*taken, *joints]):
             entries = taken.get(when, {})
-            ready: list[Closed | Tally] = []
+            ready: list[ClosedStep | SumAccumulator] = []
             alone = list(joints.get(when, {}).values())
             keys = [label.key for joint in alone for label in joint.labels]
             if len(set(keys)) == len(keys) and entries.keys().isdisjoint(keys):
@@ -342,14 +344,14 @@ class Tallies:
                 except Exception as error:
                     failed(key, error)
             if ready:
-                sent[when] = Sent(ready)
+                sent[when] = SentNumbers(ready)
         return sent
 
 
-class Sent:
+class SentNumbers:
     """Numbers of a step on their way; `values` waits for them."""
 
-    def __init__(self, ready: Sequence[Closed | Tally]) -> None:
+    def __init__(self, ready: Sequence[ClosedStep | SumAccumulator]) -> None:
         self.labels = [label for one in ready for label in one.labels]
         self._ready = ready
         tensors: list[Tensor] = []
@@ -363,7 +365,7 @@ class Sent:
                     tensors.append(x)
                 places.append(place)
             self._places.append(places)
-        self._arrived = Arrivals(tensors)
+        self._arrived = HostCopies(tensors)
         for one in ready:
             one.tensors = ()
         self._values: list[float] | None = None
@@ -399,18 +401,22 @@ def reduced(value: Tensor, reduce: str) -> Tensor:
     return value.sum(dtype=_wide(value))
 
 
-def closed(label: Label, value: Any) -> Sequence[Closed | Tally]:
+def closed(label: Label, value: Any) -> Sequence[ClosedStep | SumAccumulator]:
     """What the last step of a reduction returned: a number, a tensor, or a dict of these."""
-    whole = Tallies()
+    whole = StepAccumulators()
     whole.add(label, "mean", value, when=("", 0))
     found = (entry.close() for by in whole._entries.values() for entry in by.values())
     return [one for several in found for one in several]
 
 
-def _made(label: Label, reduce: Reduce) -> Tally | Collected | Merged:
+def _made(label: Label, reduce: Reduce) -> SumAccumulator | ListAccumulator | MergedAccumulator:
     if isinstance(reduce, str):
-        return Tally(label, reduce)
-    return Merged(label, reduce) if isinstance(reduce, Merge) else Collected(label, reduce)
+        return SumAccumulator(label, reduce)
+    return (
+        MergedAccumulator(label, reduce)
+        if isinstance(reduce, Merge)
+        else ListAccumulator(label, reduce)
+    )
 
 
 def _combine(reduce: str, a: float, b: float) -> float:

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sonde.metrics.torch.attention import Call
+from sonde.metrics.torch.attention import AttentionCall
 
 
-class Heard(NamedTuple):
+class SeenAttention(NamedTuple):
     """A call of attention: what is known of it. No `call` if the model made its logits itself."""
 
-    call: Call | None
+    call: AttentionCall | None
     query: Tensor | None
     key: Tensor | None
     value: Tensor | None
@@ -32,7 +32,7 @@ class Heard(NamedTuple):
     device: torch.device
 
 
-class Listener(Protocol):
+class AttentionListener(Protocol):
     """Who wants to hear."""
 
     @property
@@ -40,7 +40,7 @@ class Listener(Protocol):
         """Whether this thread is inside of a watched module now, in a recorded step."""
         ...
 
-    def called(self, heard: Heard) -> None:
+    def called(self, heard: SeenAttention) -> None:
         """Attention was computed."""
 
     def product(self, a: Tensor, b: Tensor, out: Tensor, *, is_plain: bool) -> None:
@@ -59,7 +59,7 @@ _BUSY: Final = threading.local()
 _RESTORE: Final[list[tuple[Any, str, Any]]] = []
 
 
-def listen(listener: Listener, model: nn.Module) -> None:
+def listen(listener: AttentionListener, model: nn.Module) -> None:
     """Tell the listener from now on, also of calls by names that the model's code has imported."""
     global _LISTENERS
     with _LOCK:
@@ -69,7 +69,7 @@ def listen(listener: Listener, model: nn.Module) -> None:
         _install_in(model)
 
 
-def forget(listener: Listener) -> None:
+def forget(listener: AttentionListener) -> None:
     """Stop telling the listener; without listeners torch is restored."""
     global _LISTENERS
     with _LOCK:
@@ -161,8 +161,10 @@ def _sdpa(original: Callable[..., Any]) -> Callable[..., Any]:
     def tell(listener: Any, args: Any, kwargs: Any, out: Any) -> None:
         given = {**dict(zip(order, args, strict=False)), **kwargs}
         q, k, v = given["query"], given["key"], given["value"]
-        call = Call(q, k, given.get("attn_mask"), bool(given.get("is_causal")), given.get("scale"))
-        listener.called(Heard(call, q, k, v, out, q.device))
+        call = AttentionCall(
+            q, k, given.get("attn_mask"), bool(given.get("is_causal")), given.get("scale")
+        )
+        listener.called(SeenAttention(call, q, k, v, out, q.device))
 
     return _telling(original, tell)
 
@@ -174,9 +176,9 @@ def _flex(original: Callable[..., Any]) -> Callable[..., Any]:
         given = {**dict(zip(order, args, strict=False)), **kwargs}
         q, k, v = given["query"], given["key"], given["value"]
         scores = _scores(given.get("score_mod"), getattr(given.get("block_mask"), "mask_mod", None))
-        call = Call(q, k, scale=given.get("scale"), scores=scores)
+        call = AttentionCall(q, k, scale=given.get("scale"), scores=scores)
         first = out[0] if isinstance(out, tuple) else out
-        listener.called(Heard(call, q, k, v, first, q.device))
+        listener.called(SeenAttention(call, q, k, v, first, q.device))
 
     return _telling(original, tell)
 

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sonde.capture.torch.metrics.accumulate import Array, Closed, Tallies
-from sonde.capture.torch.metrics.attention import Heard
-from sonde.capture.torch.metrics.isolation import Quiet
-from sonde.capture.torch.metrics.replay import Recipes
+from sonde.capture.torch.metrics.accumulate import Array, ClosedStep, StepAccumulators
+from sonde.capture.torch.metrics.attention import SeenAttention
+from sonde.capture.torch.metrics.isolation import Isolation
+from sonde.capture.torch.metrics.replay import Replays
 from sonde.capture.torch.passes import current_backward
 from sonde.capture.torch.rows.strided import Slices
 from sonde.capture.torch.tap import Tap
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 _MAX_PARTS: Final = 64
 
 
-class Heads:
+class AttentionStats:
     """Listens to the attention of one watched model."""
 
     def __init__(
         self,
         capture: Capture,
-        tallies: Tallies,
-        recipes: Recipes,
+        tallies: StepAccumulators,
+        recipes: Replays,
         where: Callable[[str, Any], bool] | None,
         every: Callable[[int], bool] | None,
     ) -> None:
@@ -63,7 +63,7 @@ class Heads:
             return False
         return self._every is None or self._every(self._capture.step)
 
-    def called(self, heard: Heard) -> None:
+    def called(self, heard: SeenAttention) -> None:
         """Attention was computed in one go."""
         self._pending = None
         assert heard.call is not None
@@ -83,7 +83,7 @@ class Heads:
             raw, length = pending.raw, pending.shape[-2]
             value = b if is_plain else None
             output = out if is_plain else None
-            heard = Heard(None, pending.query, pending.key, value, output, out.device)
+            heard = SeenAttention(None, pending.query, pending.key, value, output, out.device)
             self._record(lambda: raw, length, heard)
             return
         key = b.mT if is_plain and b.dim() >= 3 else None
@@ -94,7 +94,7 @@ class Heads:
         pending = self._pending
         if pending is None or pending.where != self._here() or pending.shape != weights.shape:
             return
-        with Quiet(logits.device):
+        with Isolation(logits.device):
             tap = None if pending.where is None else pending.where[0]
             pending.raw = terms.of_logits(_in_heads(logits.detach(), tap))
 
@@ -107,7 +107,7 @@ class Heads:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _terms(self, call: terms.Call, device: torch.device) -> Tensor:
+    def _terms(self, call: terms.AttentionCall, device: torch.device) -> Tensor:
         """The terms of a call: by a recipe, if it can be had."""
         if call.scores is None:
             there = (call.query, call.key, call.mask)
@@ -120,7 +120,7 @@ class Heads:
             found = self._recipes.follow(name, compute, given)
             if found is not None:
                 return found[0][0]
-        with Quiet(device):
+        with Isolation(device):
             return terms.of_call(call)
 
     def _here(self) -> tuple[Tap, int] | None:
@@ -133,7 +133,7 @@ class Heads:
             return None
         return at.stack[-1]
 
-    def _record(self, compute: Callable[[], Tensor], length: int, heard: Heard) -> None:
+    def _record(self, compute: Callable[[], Tensor], length: int, heard: SeenAttention) -> None:
         here = self._here()
         if here is None:
             return
@@ -146,7 +146,11 @@ class Heads:
             capture.spent_ns += time.perf_counter_ns() - began
 
     def _put(
-        self, here: tuple[Tap, int], compute: Callable[[], Tensor], length: int, heard: Heard
+        self,
+        here: tuple[Tap, int],
+        compute: Callable[[], Tensor],
+        length: int,
+        heard: SeenAttention,
     ) -> None:
         tap, call = here
         capture = self._capture
@@ -163,7 +167,7 @@ class Heads:
             text = f"attention was looked at for {len(chosen.rows)} of {length} queries"
             capture.troubles.tell("sampled", text, where=tap.path)
 
-    def _sketch(self, tap: Tap, call: int, heard: Heard) -> None:
+    def _sketch(self, tap: Tap, call: int, heard: SeenAttention) -> None:
         """Queries, keys, values and outputs of each head, as attached tensors."""
         capture = self._capture
         if "attach" not in capture.plan.kinds or capture.collector.too_many(tap, call):
@@ -217,10 +221,10 @@ class _Entry:
                 joined = terms.join(joined, more)
             self._raws = [joined]
 
-    def close(self) -> Sequence[Closed]:
+    def close(self) -> Sequence[ClosedStep]:
         heads = max(int(r.shape[1]) for r in self._raws)
         same = [r for r in self._raws if r.shape[1] == heads]
-        return [Closed(_labels(self._path, heads), same, _values)]
+        return [ClosedStep(_labels(self._path, heads), same, _values)]
 
 
 @lru_cache(maxsize=1024)

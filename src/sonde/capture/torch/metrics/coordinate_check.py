@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from sonde.capture.leaves import leaves
-from sonde.capture.torch.metrics.accumulate import Tallies
+from sonde.capture.torch.metrics.accumulate import StepAccumulators
 from sonde.capture.torch.metrics.reference import Reference, first_tensor, unrepeatable
 from sonde.capture.troubles import Troubles
 from sonde.metrics import names
@@ -26,12 +26,12 @@ def has_own_parameters(_path: str, module: nn.Module) -> bool:
     return any(p is not None for p in module._parameters.values())
 
 
-class Replaying:
+class CoordinateCheck:
     """Makes calls again and tallies how far they are from each other."""
 
     def __init__(
         self,
-        tallies: Tallies,
+        tallies: StepAccumulators,
         troubles: Troubles,
         where: Callable[[str, nn.Module], bool] | None,
         every: Callable[[int], bool] | None,

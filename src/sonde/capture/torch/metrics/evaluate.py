@@ -14,12 +14,18 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from sonde.capture.torch.metrics.accumulate import Span, Tallies, is_within, reduced, span_of
-from sonde.capture.torch.metrics.isolation import Quiet
-from sonde.capture.torch.metrics.match import Use
-from sonde.capture.torch.metrics.replay import Recipes
+from sonde.capture.torch.metrics.accumulate import (
+    Span,
+    StepAccumulators,
+    is_within,
+    reduced,
+    span_of,
+)
+from sonde.capture.torch.metrics.isolation import Isolation
+from sonde.capture.torch.metrics.match import MetricUse
+from sonde.capture.torch.metrics.replay import Replays
 from sonde.metrics.model import Metric
-from sonde.metrics.torch.fixed import Fixed, Probe, fixed
+from sonde.metrics.torch.fixed import FixedFunction, ReplayProbe, fixed
 
 if TYPE_CHECKING:
     from sonde.capture.torch.capture import Capture
@@ -32,23 +38,23 @@ _SLOW_NS: Final = 100_000_000
 """A metric that takes longer in a step, and more than half of the step, is told of."""
 
 
-class Asker:
+class Evaluator:
     """Asks metrics about tensors."""
 
-    def __init__(self, capture: Capture, tallies: Tallies) -> None:
-        self.recipes = Recipes(lambda error: capture.troubles.failed("replays", error))
+    def __init__(self, capture: Capture, tallies: StepAccumulators) -> None:
+        self.recipes = Replays(lambda error: capture.troubles.failed("replays", error))
         self._capture = capture
         self._tallies = tallies
         self._last: tuple[ref[Tensor], int, Known] | None = None
         self._failed: set[str] = set()
         self._spent_ns: dict[str, int] = {}
         self._began_ns = time.perf_counter_ns()
-        self._fixed: dict[int, tuple[Metric, Fixed | None]] = {}
-        self._together: dict[int, tuple[list[Use], _Together]] = {}
+        self._fixed: dict[int, tuple[Metric, FixedFunction | None]] = {}
+        self._together: dict[int, tuple[list[MetricUse], _Together]] = {}
         self._checked_step = -1
 
     def see(
-        self, uses: list[Use], x: Tensor, when: When, other: Callable[[], Tensor | None]
+        self, uses: list[MetricUse], x: Tensor, when: When, other: Callable[[], Tensor | None]
     ) -> None:
         """Ask all these metrics about a tensor; those that compare, about another one too."""
         known = self._said_of(x)
@@ -57,7 +63,7 @@ class Asker:
             if not uses:
                 return
         alone, span = (x.detach(),), span_of(x)
-        with Quiet(x.device):
+        with Isolation(x.device):
             for use in uses:
                 if use.is_off:
                     continue
@@ -68,7 +74,7 @@ class Asker:
 
     def ask(
         self,
-        use: Use,
+        use: MetricUse,
         tensors: tuple[Tensor, ...],
         when: When,
         span: Span,
@@ -136,7 +142,9 @@ class Asker:
 
     # -- recipes -------------------------------------------------------------------------------
 
-    def _follow(self, uses: list[Use], x: Tensor, when: When, known: Known) -> list[Use]:
+    def _follow(
+        self, uses: list[MetricUse], x: Tensor, when: When, known: Known
+    ) -> list[MetricUse]:
         """Have those metrics that do the same each time follow their recipe; the others."""
         together = self._together_of(uses)
         if not together.uses:
@@ -153,7 +161,7 @@ class Asker:
         self._tallies.put(together.labels, together.reduces, said, places, when=when)
         return together.others
 
-    def _together_of(self, uses: list[Use]) -> _Together:
+    def _together_of(self, uses: list[MetricUse]) -> _Together:
         """Which of these can be asked together, as it was worked out once."""
         if self._checked_step != self._capture.step:
             self._checked_step = self._capture.step
@@ -165,11 +173,11 @@ class Asker:
             found = self._together[id(uses)] = (uses, self._divided(uses))
         return found[1]
 
-    def _divided(self, uses: list[Use]) -> _Together:
+    def _divided(self, uses: list[MetricUse]) -> _Together:
         fit = [use for use in uses if self._may_be_fit(use)]
         return _Together(fit, [use for use in uses if use not in fit])
 
-    def _may_be_fit(self, use: Use) -> bool:
+    def _may_be_fit(self, use: MetricUse) -> bool:
         metric = use.metric
         if use.is_off or metric.every is not None or metric.against is not None:
             return False
@@ -183,9 +191,9 @@ class Asker:
     def _is_fit(self, together: _Together, x: Tensor) -> bool:
         """Whether these can be recorded for tensors like that: they are called to find out."""
         unfit = []
-        with Quiet(x.device):
+        with Isolation(x.device):
             for use in together.uses:
-                with Probe(x.device) as probe:
+                with ReplayProbe(x.device) as probe:
                     try:
                         value = use.metric.fn(x.detach())
                     except (Exception, SystemExit) as error:  # told of when it is asked
@@ -208,7 +216,7 @@ class _Together:
 
     __slots__ = ("compute", "labels", "name", "others", "reduces", "uses")
 
-    def __init__(self, uses: list[Use], others: list[Use]) -> None:
+    def __init__(self, uses: list[MetricUse], others: list[MetricUse]) -> None:
         self.uses = uses
         self.others = others
         asked = [use.metric for use in uses]

@@ -19,8 +19,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from sonde.capture.torch.metrics.accumulate import Array, Closed
-from sonde.capture.torch.names import Named
+from sonde.capture.torch.metrics.accumulate import Array, ClosedStep
+from sonde.capture.torch.names import NamedParameter
 from sonde.metrics import names
 from sonde.metrics.names import Label
 
@@ -38,7 +38,7 @@ class Stages:
     def put(self, where: tuple[str, str], term: str, value: Tensor) -> None:
         self._kept.setdefault((*where, term), []).append(value)
 
-    def close(self) -> Sequence[Closed]:
+    def close(self) -> Sequence[ClosedStep]:
         keys = [(key, len(values)) for key, values in self._kept.items()]
         tensors = [x for values in self._kept.values() for x in values]
         if self.scale is not None:
@@ -59,7 +59,7 @@ class Stages:
                 first += n
             return list(_Terms(found, scale).numbers().values())
 
-        return [Closed(labels, tensors, values)]
+        return [ClosedStep(labels, tensors, values)]
 
 
 class _Terms:
@@ -94,7 +94,7 @@ class _Terms:
         return found
 
 
-class Pipeline:
+class GradientStages:
     """Follows gradients from backward to update in the steps that are recorded."""
 
     def __init__(
@@ -114,7 +114,7 @@ class Pipeline:
     def is_on(self) -> bool:
         return self._stages is not None
 
-    def begin(self, stages: Stages, parameters: Sequence[Named]) -> None:
+    def begin(self, stages: Stages, parameters: Sequence[NamedParameter]) -> None:
         """A recorded step begins: listen to what backward adds to each parameter."""
         self.end()
         self._stages = stages
@@ -140,7 +140,7 @@ class Pipeline:
         if self._stages is not None and isinstance(scale, Tensor):
             self._stages.scale = scale.detach().clone()
 
-    def raw(self, named: Named, grad: Tensor) -> None:
+    def raw(self, named: NamedParameter, grad: Tensor) -> None:
         """A backward is about to add this to the parameter's gradient."""
         p = named.ref()
         if self._stages is None or p is None:
@@ -204,7 +204,7 @@ class _Raw:
 
     __slots__ = ("_named", "_owner")
 
-    def __init__(self, owner: Pipeline, named: Named) -> None:
+    def __init__(self, owner: GradientStages, named: NamedParameter) -> None:
         self._owner = owner
         self._named = named
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 
-class Quiet:
+class Isolation:
     """Inside of this block, code of others may compute what it likes: without gradients, without
     autocast if that is on, and with random numbers that the training will not miss.
 

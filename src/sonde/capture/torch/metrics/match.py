@@ -7,7 +7,7 @@ from weakref import ref
 
 from torch import nn
 
-from sonde.capture.torch.names import Structure
+from sonde.capture.torch.names import ModelStructure
 from sonde.capture.window import Spot
 from sonde.metrics import names
 from sonde.metrics.model import MODULE_KINDS, Metric
@@ -15,7 +15,7 @@ from sonde.metrics.names import Label
 from sonde.record import PARAMETER_KINDS
 
 
-class Use:
+class MetricUse:
     """A metric at one place."""
 
     __slots__ = ("is_off", "label", "metric", "module")
@@ -27,14 +27,14 @@ class Use:
         self.is_off = False
 
 
-class Choices:
+class MetricMatches:
     """The metrics of a watch, by place."""
 
-    def __init__(self, structure: Callable[[], Structure]) -> None:
+    def __init__(self, structure: Callable[[], ModelStructure]) -> None:
         self.metrics: list[Metric] = []
         self._structure = structure
-        self._uses: dict[Spot, list[Use]] = {}
-        self._joint: dict[str, list[Use]] = {}
+        self._uses: dict[Spot, list[MetricUse]] = {}
+        self._joint: dict[str, list[MetricUse]] = {}
         self._modules: tuple[int, dict[str, ref[nn.Module]]] = (-1, {})
 
     def add(self, metric: Metric) -> None:
@@ -42,7 +42,7 @@ class Choices:
         self._uses.clear()
         self._joint.clear()
 
-    def at(self, spot: Spot) -> list[Use]:
+    def at(self, spot: Spot) -> list[MetricUse]:
         """The metrics that want the tensors of this spot. Those of several kinds of a parameter are
         asked when it has been updated."""
         found = self._uses.get(spot)
@@ -50,13 +50,15 @@ class Choices:
             found = self._uses[spot] = self._uses_at(spot)
         return found
 
-    def joint(self, path: str) -> list[Use]:
+    def joint(self, path: str) -> list[MetricUse]:
         """The metrics that want several tensors of a call of that module."""
         found = self._joint.get(path)
         if found is None:
             module = self.module(path)
             found = self._joint[path] = [
-                Use(m, names.of_metric(m.name, m.kinds, path, "0", is_difference=False), module)
+                MetricUse(
+                    m, names.of_metric(m.name, m.kinds, path, "0", is_difference=False), module
+                )
                 for m in self.metrics
                 if len(m.kinds) > 1
                 and m.kinds[0] in MODULE_KINDS
@@ -81,7 +83,7 @@ class Choices:
         found = self._modules[1].get(path)
         return None if found is None else found()
 
-    def _uses_at(self, spot: Spot) -> list[Use]:
+    def _uses_at(self, spot: Spot) -> list[MetricUse]:
         found = []
         for metric in self.metrics:
             is_joint = len(metric.kinds) > 1
@@ -96,7 +98,7 @@ class Choices:
                     spot.slot,
                     is_difference=metric.against is not None,
                 )
-                found.append(Use(metric, label, self.module(spot.path)))
+                found.append(MetricUse(metric, label, self.module(spot.path)))
         return found
 
     def _wants(self, metric: Metric, spot: Spot) -> bool:

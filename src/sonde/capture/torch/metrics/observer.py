@@ -25,13 +25,13 @@ from sonde.capture.leaves import leaves
 from sonde.capture.plan import Selector
 from sonde.capture.recent import Recent
 from sonde.capture.torch.metrics import attention
-from sonde.capture.torch.metrics.accumulate import Sent, Tallies, span_of
-from sonde.capture.torch.metrics.attention_stats import Heads
-from sonde.capture.torch.metrics.coordinate_check import Replaying
-from sonde.capture.torch.metrics.evaluate import Asker
-from sonde.capture.torch.metrics.gradient_stages import Pipeline, Stages
-from sonde.capture.torch.metrics.isolation import Quiet
-from sonde.capture.torch.metrics.match import Choices, Use
+from sonde.capture.torch.metrics.accumulate import SentNumbers, StepAccumulators, span_of
+from sonde.capture.torch.metrics.attention_stats import AttentionStats
+from sonde.capture.torch.metrics.coordinate_check import CoordinateCheck
+from sonde.capture.torch.metrics.evaluate import Evaluator
+from sonde.capture.torch.metrics.gradient_stages import GradientStages, Stages
+from sonde.capture.torch.metrics.isolation import Isolation
+from sonde.capture.torch.metrics.match import MetricMatches, MetricUse
 from sonde.capture.torch.metrics.reference import Reference, first_tensor
 from sonde.capture.torch.passes import current_backward
 from sonde.capture.torch.rows.host import difference
@@ -39,7 +39,7 @@ from sonde.capture.torch.tap import Tap
 from sonde.capture.window import NATIVE_PHASE, Spot
 from sonde.metrics import names
 from sonde.metrics.model import MODULE_KINDS, Metric, Reduce
-from sonde.metrics.torch.attention import Call
+from sonde.metrics.torch.attention import AttentionCall
 from sonde.record import Kind
 
 if TYPE_CHECKING:
@@ -54,15 +54,15 @@ class Observer:
 
     def __init__(self, capture: Capture) -> None:
         self.capture = capture
-        self.tallies = Tallies()
-        self.asker = Asker(capture, self.tallies)
+        self.tallies = StepAccumulators()
+        self.asker = Evaluator(capture, self.tallies)
         self.kinds: frozenset[Kind] = frozenset()
         self.follows_calls = False
         self.reference: Reference | None = None
-        self.replaying: Replaying | None = None
-        self.pipeline: Pipeline | None = None
-        self.heads: Heads | None = None
-        self._choices = Choices(lambda: capture.structure)
+        self.replaying: CoordinateCheck | None = None
+        self.pipeline: GradientStages | None = None
+        self.heads: AttentionStats | None = None
+        self._choices = MetricMatches(lambda: capture.structure)
         self._given: dict[tuple[str, int], Tensor | None] = {}
         self._told: set[tuple[str, str]] = set()
         self._recent = Recent(steps=_REMEMBERED)
@@ -95,19 +95,19 @@ class Observer:
                 reference.wants_input = self._replays
             self._changed((), follows=True)
 
-    def replay(self, replaying: Replaying) -> None:
+    def replay(self, replaying: CoordinateCheck) -> None:
         """Make the refined coordinate check."""
         with self.capture.lock:
             self.replaying = replaying
             self._changed((), follows=True)
 
-    def follow_gradients(self, pipeline: Pipeline) -> None:
+    def follow_gradients(self, pipeline: GradientStages) -> None:
         """Follow gradients from backward to update."""
         with self.capture.lock:
             self.pipeline = pipeline
             self._changed(("param_grad", "update"), follows=False)
 
-    def listen(self, heads: Heads) -> None:
+    def listen(self, heads: AttentionStats) -> None:
         """Listen to attention."""
         self.heads = heads
         root = self.capture.root
@@ -196,7 +196,7 @@ class Observer:
         when = ("train", self.capture.step)
         known = {"update": change, "param": old, "param_grad": p.grad}
         span = span_of(p)
-        with Quiet(p.device):
+        with Isolation(p.device):
             for use in uses:
                 tensors = [known[k] for k in use.metric.kinds]
                 if not use.is_off and all(x is not None for x in tensors):
@@ -250,12 +250,12 @@ class Observer:
         if torch.compiler.is_compiling() or not self.is_watching():
             return
         if self.heads is None:
-            self.heads = Heads(self.capture, self.tallies, self.asker.recipes, None, None)
+            self.heads = AttentionStats(self.capture, self.tallies, self.asker.recipes, None, None)
             self._changed(("attach",), follows=False)
         if self.heads.is_listening:
             heads = self.heads
-            call = Call(query, key, how["mask"], how["is_causal"], how["scale"])
-            heard = attention.Heard(call, query, key, value, output, query.device)
+            call = AttentionCall(query, key, how["mask"], how["is_causal"], how["scale"])
+            heard = attention.SeenAttention(call, query, key, value, output, query.device)
             self._guarded("attention", lambda: heads.called(heard))
 
     # -- steps ---------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ class Observer:
         """The numbers of a step by flat key, of the modules that are meant. Waits for them."""
         found: dict[str, float] = {}
         for name, value in self._recent.of(step).items():
-            if isinstance(value, Sent):
+            if isinstance(value, SentNumbers):
                 found |= value.flat(where)
             else:
                 found[name] = value() if callable(value) else value
@@ -294,7 +294,7 @@ class Observer:
             self.pipeline.end()
         self._given.clear()
         slow = self.asker.end_step()
-        with Quiet(torch.device("cpu")):
+        with Isolation(torch.device("cpu")):
             sent = self.tallies.take(lambda key, error: self.asker.failed(key, key, error))
         for (phase, step), numbers in sent.items():
             self._recent.put(step, numbers, numbers)
@@ -310,7 +310,7 @@ class Observer:
         for name, share in slow:
             self.tell_once(name, "metric_slow", f"took {share:.0%} of a step")
 
-    def _values(self, sent: Sent) -> NDArray[np.float64]:
+    def _values(self, sent: SentNumbers) -> NDArray[np.float64]:
         """The numbers of a step; whoever asks waits for them. NaN is told of once."""
         values = np.array(sent.values(), dtype=np.float64)
         for i in np.flatnonzero(np.isnan(values)):
@@ -342,7 +342,7 @@ class Observer:
         when = (phase, self.capture._step_of(phase))
         if self.reference is not None:
             if self.replaying is not None:
-                with Quiet(_device_of(output)):
+                with Isolation(_device_of(output)):
                     self.replaying.left(self.reference, tap.path, call, module, output, when)
             self.reference.drop(tap.path, call)
         uses = self._choices.joint(tap.path)
@@ -353,7 +353,7 @@ class Observer:
                 self._join(use, given, returned, when)
 
     def _join(
-        self, use: Use, given: Tensor | None, returned: Tensor | None, when: tuple[str, int]
+        self, use: MetricUse, given: Tensor | None, returned: Tensor | None, when: tuple[str, int]
     ) -> None:
         """Have a metric of several tensors of a call asked when the last of them is there."""
         known: dict[str, Tensor] = {}
@@ -362,7 +362,7 @@ class Observer:
         def arrived(kind: str, x: Tensor) -> None:
             known[kind] = x.detach()
             if all(k in known for k in use.metric.kinds):
-                with self.capture.lock, Quiet(x.device):
+                with self.capture.lock, Isolation(x.device):
                     several = tuple(known[k] for k in use.metric.kinds)
                     self.asker.ask(use, several, when, span_of(several[0]))
                 for handle in handles:

@@ -10,7 +10,6 @@ is told, and from then on it is copied.
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from sonde.capture.torch import names
 from sonde.capture.torch.hooks import MAX_SLOTS
 from sonde.capture.torch.metrics.isolation import Buffers, same_random_numbers
 from sonde.capture.troubles import Troubles
+from sonde.graph.torch.inert import InertHook
 
 _PLAIN: Final = (
     Tensor,
@@ -106,9 +106,11 @@ class Reference:
             for path, module in self.modules.items()
             for handle in (
                 module.register_forward_pre_hook(
-                    _Hook(self._enter, path, troubles), with_kwargs=True
+                    _ReferenceHook(self._enter, path, troubles), with_kwargs=True
                 ),
-                module.register_forward_hook(_Hook(self._leave, path, troubles), always_call=True),
+                module.register_forward_hook(
+                    _ReferenceHook(self._leave, path, troubles), always_call=True
+                ),
             )
         ]
 
@@ -257,7 +259,7 @@ class Reference:
         return self._buffers[module].kept()
 
 
-class _Hook:
+class _ReferenceHook(InertHook):
     """A hook that does nothing in a copy of the reference."""
 
     def __init__(self, act: Callable[..., None], path: str, troubles: Troubles) -> None:
@@ -270,12 +272,6 @@ class _Hook:
             self._act(self._path, module, args, more)
         except Exception as error:
             self._troubles.failed("reference", error)
-
-    def __deepcopy__(self, memo: object) -> Any:
-        return contextlib.nullcontext().__exit__
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 def first_tensor(args: Any, kwargs: Any) -> Tensor | None:

@@ -14,9 +14,9 @@ from torch import nn
 
 from sonde._errors import SondeError
 from sonde.capture.plan import Every, Schedule, Selector, schedule_of, selector_of
-from sonde.capture.torch.metrics.attention_stats import Heads
-from sonde.capture.torch.metrics.coordinate_check import Replaying
-from sonde.capture.torch.metrics.gradient_stages import Pipeline
+from sonde.capture.torch.metrics.attention_stats import AttentionStats
+from sonde.capture.torch.metrics.coordinate_check import CoordinateCheck
+from sonde.capture.torch.metrics.gradient_stages import GradientStages
 from sonde.capture.torch.metrics.observer import Observer
 from sonde.capture.torch.metrics.reference import Reference
 from sonde.metrics.model import Metric, checked, declared, renamed
@@ -189,7 +189,9 @@ def _found(name: str) -> Callable[..., Any]:
 def _attention(observer: Observer, where: Selector | None, every: Schedule | None) -> None:
     if observer.heads is not None:
         raise SondeError("Attention is being listened to already.")
-    observer.listen(Heads(observer.capture, observer.tallies, observer.asker.recipes, where, every))
+    observer.listen(
+        AttentionStats(observer.capture, observer.tallies, observer.asker.recipes, where, every)
+    )
 
 
 def _rcc(observer: Observer, where: Selector | None, every: Schedule | None) -> None:
@@ -199,11 +201,11 @@ def _rcc(observer: Observer, where: Selector | None, every: Schedule | None) -> 
             "Call watch.set_reference('init') first, before the model is trained."
         )
     capture = observer.capture
-    observer.replay(Replaying(observer.tallies, capture.troubles, where, every))
+    observer.replay(CoordinateCheck(observer.tallies, capture.troubles, where, every))
 
 
 def _pipeline(observer: Observer, where: Selector | None, every: Schedule | None) -> None:
-    observer.follow_gradients(Pipeline(observer.guard_gradient, where, every))
+    observer.follow_gradients(GradientStages(observer.guard_gradient, where, every))
 
 
 INSTRUMENTS: Final = {"attention": _attention, "rcc": _rcc, "gradient_pipeline": _pipeline}

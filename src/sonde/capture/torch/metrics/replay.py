@@ -1,4 +1,4 @@
-"""Recipes: what is computed of tensors again and again, as one launch instead of a hundred.
+"""Replays: what is computed of tensors again and again, as one launch instead of a hundred.
 
 On a GPU the host needs longer to launch the small operations of a metric than the device to do
 them. So the second time that something is computed of tensors of some shape it is recorded as a
@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from sonde.capture.torch.metrics.isolation import Quiet
+from sonde.capture.torch.metrics.isolation import Isolation
 from sonde.kernels.cuda import Kernel, Unavailable
 from sonde.kernels.torch import is_dense, is_plain
 
@@ -36,7 +36,7 @@ Compute = Callable[..., tuple[Sequence[Tensor], Any]]
 """From tensors to tensors, and to whatever else there is to say of their shapes."""
 
 
-class Recipes:
+class Replays:
     """Computations on CUDA devices, by a name and by what their tensors look like.
 
     Not thread-safe: the capture serialises.
@@ -178,7 +178,7 @@ def _recorded(compute: Compute, tensors: Sequence[Tensor], pool: Any) -> _Recipe
     made: _Recipe | None = None
     here = torch.cuda.current_stream(device)
     side = torch.cuda.Stream(device)
-    with Quiet(device), torch.cuda.device(device):
+    with Isolation(device), torch.cuda.device(device):
         given = [torch.empty_like(x) for x in tensors]
         side.wait_stream(here)
         with torch.cuda.stream(side):

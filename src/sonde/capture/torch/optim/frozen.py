@@ -38,7 +38,7 @@ class _State:
         self.found: NDArray[np.float64] | None = None
 
 
-class Frozen:
+class FrozenParameters:
     """What is known of parameters that nothing trains. Also a sink: it compares their records."""
 
     name = "frozen parameters"

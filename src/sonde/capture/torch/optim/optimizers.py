@@ -18,22 +18,22 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sonde.capture.drain import Later
+from sonde.capture.drain import DeferredEvent
 from sonde.capture.native import signs
 from sonde.capture.torch.capture import Capture
 from sonde.capture.torch.compile import hooks
 from sonde.capture.torch.cuda import copies
 from sonde.capture.torch.cuda.timer import meter_for
-from sonde.capture.torch.optim.frozen import Frozen
+from sonde.capture.torch.optim.frozen import FrozenParameters
 from sonde.capture.torch.optim.parameters import (
-    Members,
-    Party,
-    Watched,
+    OptimizerParameters,
+    ParameterBatch,
+    WatchedParameter,
     same_state,
     spot_of,
     state_of,
 )
-from sonde.capture.torch.rows.recorder import Bundle
+from sonde.capture.torch.rows.recorder import TensorBundle
 from sonde.record import Event, Kind
 
 _BEFORE: Final = "before the update"
@@ -47,14 +47,14 @@ class Optimizers:
     def __init__(self, capture: Capture, optimizers: Sequence[Optimizer]) -> None:
         self._capture = capture
         self._optimizers = [ref(o) for o in optimizers]
-        self._watched: dict[int, Watched] = {}
-        self._parties: dict[int, Party] = {}
+        self._watched: dict[int, WatchedParameter] = {}
+        self._parties: dict[int, OptimizerParameters] = {}
         self._stepped: set[int] = set()
         self._clipped: set[int] = set()
         self._off: set[str] = set()
         self._version = -1
         self._without_orphans: tuple[int, bytes] | None = None
-        self.frozen = Frozen()
+        self.frozen = FrozenParameters()
         self.meter = None if capture.model is None else meter_for(capture.model)
         self._handles: list[Any] = []
         try:
@@ -176,7 +176,7 @@ class Optimizers:
     def _tell_if(self, skipped: Tensor) -> None:
         """A fused optimizer decides on the device whether to leave the parameters alone."""
         event = Event("update_skipped", SKIPPED, step=self._capture.step)
-        self._capture.drain.put(Later(copies.number(skipped), event))
+        self._capture.drain.put(DeferredEvent(copies.number(skipped), event))
 
     # -- seeing --------------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class Optimizers:
         self._see_gradients(party, None)
         self._see_updates(party)
 
-    def _see_parameters(self, party: Party, *, keep: bool = True) -> None:
+    def _see_parameters(self, party: OptimizerParameters, *, keep: bool = True) -> None:
         """Parameters as they are now, and a copy of each that is about to change."""
         recorder, kinds = self._capture.recorder, self._capture.plan.kinds
         changing = party.changing.tensors
@@ -224,7 +224,7 @@ class Optimizers:
             self._observe(party.changing, changing, "param")
         self._see_frozen(party.still)
 
-    def _see_frozen(self, members: Members) -> None:
+    def _see_frozen(self, members: ParameterBatch) -> None:
         """Parameters that nothing trains, if they have changed since they were last read."""
         tensors, capture = members.tensors, self._capture
         if not tensors or "param" not in capture.kinds:
@@ -242,7 +242,9 @@ class Optimizers:
             capture.recorder.add_together(bundle, due)
             self.frozen.read(spots)
 
-    def _see_gradients(self, party: Party, scale: Tensor | None, suffix: str = "") -> None:
+    def _see_gradients(
+        self, party: OptimizerParameters, scale: Tensor | None, suffix: str = ""
+    ) -> None:
         capture = self._capture
         if not suffix:
             self._clipped.clear()
@@ -264,7 +266,7 @@ class Optimizers:
                 capture.observer.gradients(where, tensors, grads, suffix)
             self._observe(members, grads, "param_grad", suffix)
 
-    def _see_updates(self, party: Party) -> None:
+    def _see_updates(self, party: OptimizerParameters) -> None:
         kept, party.kept = party.kept, ()
         if not kept:
             return
@@ -279,7 +281,7 @@ class Optimizers:
                 spot = spot_of(party.changing.watched[k], "update", "")
                 observer.updated(spot, tensors[k], old)
 
-    def _see_state(self, optimizer: Optimizer, party: Party) -> None:
+    def _see_state(self, optimizer: Optimizer, party: OptimizerParameters) -> None:
         if "optim" not in self._capture.kinds:
             return
         members = party.changing
@@ -307,13 +309,17 @@ class Optimizers:
         assert party.state is not None
         self._capture.recorder.add_together(party.state, tensors)
 
-    def _add(self, members: Members, kind: Kind) -> None:
+    def _add(self, members: ParameterBatch, kind: Kind) -> None:
         if tensors := members.tensors:
             bundle = self._bundle(members, tensors, kind)
             self._capture.recorder.add_together(bundle, tensors)
 
     def _observe(
-        self, members: Members, tensors: Sequence[Tensor | None], kind: Kind, suffix: str = ""
+        self,
+        members: ParameterBatch,
+        tensors: Sequence[Tensor | None],
+        kind: Kind,
+        suffix: str = "",
     ) -> None:
         observer = self._capture.observer
         if observer is not None and kind in observer.kinds:
@@ -322,8 +328,8 @@ class Optimizers:
                     observer.see(spot_of(watched, kind, suffix), x)
 
     def _bundle(
-        self, members: Members, tensors: list[Tensor], kind: Kind, suffix: str = ""
-    ) -> Bundle:
+        self, members: ParameterBatch, tensors: list[Tensor], kind: Kind, suffix: str = ""
+    ) -> TensorBundle:
         if self._capture.recorder.capturing is not None:
             return self._capture.recorder.loose(
                 [spot_of(w, kind, suffix) for w in members.watched], tensors
@@ -352,18 +358,18 @@ class Optimizers:
                 continue
             known = before.get(id(parameter))
             if known is None or known.parameter() is not parameter or known.full != named.full:
-                known = Watched(named)
+                known = WatchedParameter(named)
             self._watched[id(parameter)] = known
 
-    def _own(self, optimizer: Optimizer) -> Party:
+    def _own(self, optimizer: Optimizer) -> OptimizerParameters:
         """The watched parameters of an optimizer."""
         return self._party(id(optimizer), _parameters_of(optimizer))
 
-    def _everybody(self) -> Party:
+    def _everybody(self) -> OptimizerParameters:
         """All watched parameters."""
         return self._party(0, self._all())
 
-    def _orphans(self, last: Party) -> Party | None:
+    def _orphans(self, last: OptimizerParameters) -> OptimizerParameters | None:
         """Parameters that no optimizer trains: frozen, or forgotten. None if there are none. Given
         is what the last optimizer trains, which may be all that is trained."""
         is_all = len(self._optimizers) == 1
@@ -381,12 +387,12 @@ class Optimizers:
             return None
         return self._party(-1, found)
 
-    def _party(self, key: int, parameters: list[Tensor]) -> Party:
+    def _party(self, key: int, parameters: list[Tensor]) -> OptimizerParameters:
         found = self._parties.get(key)
         now = signs(parameters, "requires_grad")
         if found is None or found.signs != now or found.version != self._version:
             known = [(w, p) for p in parameters if (w := self._known(p)) is not None]
-            found = self._parties[key] = Party(self._version, now, known)
+            found = self._parties[key] = OptimizerParameters(self._version, now, known)
         found.changing.hold()
         found.still.hold()
         return found
@@ -394,7 +400,7 @@ class Optimizers:
     def _all(self) -> list[Tensor]:
         return [p for named in self._capture.structure.parameters if (p := named.ref()) is not None]
 
-    def _known(self, parameter: Tensor) -> Watched | None:
+    def _known(self, parameter: Tensor) -> WatchedParameter | None:
         # By identity: tensors compare by value, so no weak dictionary can hold them.
         watched = self._watched.get(id(parameter))
         if watched is not None and watched.parameter() is parameter:

@@ -8,18 +8,18 @@ from torch.optim import Optimizer
 from sonde.capture.leaves import leaves
 from sonde.capture.native import pick, referents
 from sonde.capture.torch.hooks import MAX_SLOTS
-from sonde.capture.torch.names import Named
-from sonde.capture.torch.rows.recorder import Bundle, Kept
+from sonde.capture.torch.names import NamedParameter
+from sonde.capture.torch.rows.recorder import Kept, TensorBundle
 from sonde.capture.window import Spot
 from sonde.record import Kind
 
 
-class Watched:
+class WatchedParameter:
     """A selected parameter and its spots."""
 
     __slots__ = ("full", "module_type", "name", "parameter", "path", "spots")
 
-    def __init__(self, named: Named) -> None:
+    def __init__(self, named: NamedParameter) -> None:
         self.path = named.path
         self.name = named.name
         self.full = named.full
@@ -28,7 +28,7 @@ class Watched:
         self.spots: dict[tuple[Kind, str], Spot] = {}
 
 
-class Members:
+class ParameterBatch:
     """Watched parameters that go together, and what was prepared for each kind.
 
     Keeps them alive only between `hold` and `let_go`.
@@ -36,10 +36,10 @@ class Members:
 
     __slots__ = ("_references", "bundles", "tensors", "watched")
 
-    def __init__(self, known: list[tuple[Watched, Tensor]]) -> None:
+    def __init__(self, known: list[tuple[WatchedParameter, Tensor]]) -> None:
         self.watched = [w for w, _ in known]
         self._references = [w.parameter for w in self.watched]
-        self.bundles: dict[tuple[Kind, str], Bundle] = {}
+        self.bundles: dict[tuple[Kind, str], TensorBundle] = {}
         self.tensors: list[Tensor] = []
 
     def hold(self) -> None:
@@ -51,7 +51,7 @@ class Members:
         self.tensors = []
 
 
-class Party:
+class OptimizerParameters:
     """The watched parameters of one optimizer (or of none), those that train and those that do not.
 
     `kept` are copies of the former while the optimizer is at work.
@@ -61,13 +61,15 @@ class Party:
         *("changing", "kept", "signs", "state", "state_keys", "state_names", "still", "version"),
     )
 
-    def __init__(self, version: int, signs: bytes, known: list[tuple[Watched, Tensor]]) -> None:
+    def __init__(
+        self, version: int, signs: bytes, known: list[tuple[WatchedParameter, Tensor]]
+    ) -> None:
         self.version = version
         self.signs = signs
-        self.changing = Members([(w, p) for w, p in known if p.requires_grad])
-        self.still = Members([(w, p) for w, p in known if not p.requires_grad])
+        self.changing = ParameterBatch([(w, p) for w, p in known if p.requires_grad])
+        self.still = ParameterBatch([(w, p) for w, p in known if not p.requires_grad])
         self.kept: Kept = ()
-        self.state: Bundle | None = None
+        self.state: TensorBundle | None = None
         self.state_names: list[tuple[int, str]] = []
         self.state_keys: list[tuple[int, list[str]]] = []
 
@@ -80,7 +82,7 @@ class Party:
         self.still.let_go()
 
 
-def spot_of(watched: Watched, kind: Kind, suffix: str) -> Spot:
+def spot_of(watched: WatchedParameter, kind: Kind, suffix: str) -> Spot:
     found = watched.spots.get((kind, suffix))
     if found is None:
         slot = watched.name + suffix
@@ -89,7 +91,7 @@ def spot_of(watched: Watched, kind: Kind, suffix: str) -> Spot:
     return found
 
 
-def same_state(optimizer: Optimizer, party: Party) -> list[Tensor] | None:
+def same_state(optimizer: Optimizer, party: OptimizerParameters) -> list[Tensor] | None:
     """The tensors of the state, if it is made as it was; most of the time it is."""
     tensors, state = party.changing.tensors, optimizer.state
     if not tensors or not isinstance(state, dict):
@@ -97,7 +99,9 @@ def same_state(optimizer: Optimizer, party: Party) -> list[Tensor] | None:
     return pick(state, tensors, party.state_keys, Tensor)
 
 
-def state_of(optimizer: Optimizer, party: Party) -> tuple[list[tuple[int, str]], list[Tensor]]:
+def state_of(
+    optimizer: Optimizer, party: OptimizerParameters
+) -> tuple[list[tuple[int, str]], list[Tensor]]:
     """The tensors of the state, each with its parameter and name; and how it is made, if simple."""
     names: list[tuple[int, str]] = []
     tensors: list[Tensor] = []

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sonde.capture import native
-from sonde.capture.torch.rows.host import Measured, Snapshot
-from sonde.capture.torch.rows.pinned import PlacedRows, Places
-from sonde.capture.window import Filled
+from sonde.capture.torch.rows.host import Measured, TensorCopies
+from sonde.capture.torch.rows.pinned import PinnedPlaces, PlacedRows
+from sonde.capture.window import FilledRows
 from sonde.kernels import c, cuda, layout
 from sonde.kernels import torch as plain
 
@@ -77,7 +77,7 @@ class CudaTable:
         self._gate = torch.zeros(1, dtype=torch.int32, device=device)
         self._gate_address = self._gate.data_ptr()
         self._cursor = kernel.allocate(8)
-        self._places = Places(kernel, _SLICE_ROWS)
+        self._places = PinnedPlaces(kernel, _SLICE_ROWS)
         self._stretches: dict[int, _Stretches] = {}
         self.book: native.Book | None = None
         if native.AVAILABLE and c.available():
@@ -174,8 +174,8 @@ class CudaTable:
         measured: Measured | None = None,
         *,
         first: int = 0,
-        copies: Snapshot | None = None,
-        olds: Snapshot | None = None,
+        copies: TensorCopies | None = None,
+        olds: TensorCopies | None = None,
         gated: bool = False,
     ) -> None:
         others = copies or olds
@@ -200,7 +200,7 @@ class CudaTable:
         """Let launches that were captured into a CUDA graph write to their rows, or not."""
         self._gate.fill_(int(is_open))
 
-    def take(self, used: int | None = None, *, early: bool = False) -> Filled:
+    def take(self, used: int | None = None, *, early: bool = False) -> FilledRows:
         used = self._pages.n_rows if used is None else used
         self._places.is_sliced |= early
         kernel, stream = self._kernel, self._stream()
@@ -245,7 +245,7 @@ class _Pages:
 
     def __init__(self, kernel: cuda.Kernel) -> None:
         self._kernel = kernel
-        self._memories: list[cuda.Memory] = []
+        self._memories: list[cuda.RawMemory] = []
         self.bases: list[int] = []
 
     @property

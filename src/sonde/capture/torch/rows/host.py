@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sonde.capture import native
-from sonde.capture.window import Filled, Table
+from sonde.capture.window import FilledRows, RowTable
 from sonde.kernels import c, layout
 from sonde.kernels import torch as plain
 from sonde.kernels.cuda import Unavailable
@@ -50,7 +50,7 @@ def measure(tensors: Sequence[Tensor | None]) -> Measured | None:
     return native.measure(EXCHANGE, _TYPES, tensors if type(tensors) is list else list(tensors))
 
 
-class Sketcher(Table, Protocol):
+class SketchTable(RowTable, Protocol):
     """A table that takes torch tensors. All methods add; none waits for a device."""
 
     kernel: str
@@ -74,8 +74,8 @@ class Sketcher(Table, Protocol):
         measured: Measured | None = None,
         *,
         first: int = 0,
-        copies: Snapshot | None = None,
-        olds: Snapshot | None = None,
+        copies: TensorCopies | None = None,
+        olds: TensorCopies | None = None,
     ) -> None:
         """Add each tensor to its row, in one go: tensors on this device that it takes, and what is
         known of them. The i-th row is `first + offsets[i]`.
@@ -86,7 +86,7 @@ class Sketcher(Table, Protocol):
         """
 
 
-class Snapshot:
+class TensorCopies:
     """Room for copies of dense tensors, in one stretch of memory on their device."""
 
     __slots__ = ("_memory", "_offsets", "addresses")
@@ -110,7 +110,7 @@ class Snapshot:
         return flat.as_strided(x.shape, x.stride())
 
 
-def table_for(device: torch.device) -> Sketcher:
+def table_for(device: torch.device) -> SketchTable:
     """An empty table on that device, with the fastest kernel that works there."""
     if device.type == "cpu" and c.available():
         return HostTable()
@@ -151,7 +151,7 @@ class HostTable:
             grown[: len(self._rows)] = self._rows
             self._use(grown)
 
-    def take(self, used: int | None = None, *, early: bool = False) -> Filled:
+    def take(self, used: int | None = None, *, early: bool = False) -> FilledRows:
         if early:
             # Packed here and now they are small and in the cache; and no other table is needed.
             return PackedRows(c.pack(self._rows, np.arange(used or 0)))
@@ -195,8 +195,8 @@ class HostTable:
         measured: Measured | None = None,
         *,
         first: int = 0,
-        copies: Snapshot | None = None,
-        olds: Snapshot | None = None,
+        copies: TensorCopies | None = None,
+        olds: TensorCopies | None = None,
     ) -> None:
         n = len(offsets)
         work = np.zeros((6, n), dtype=np.int64)
@@ -310,7 +310,7 @@ class PlainTable:
                 grown[: len(self._rows)] = self._rows
             self._rows = grown
 
-    def take(self, used: int | None = None, *, early: bool = False) -> Filled:
+    def take(self, used: int | None = None, *, early: bool = False) -> FilledRows:
         if early and self._device.type == "cpu":
             with torch._C._DisableFuncTorch():
                 table = self._rows.numpy()
@@ -340,8 +340,8 @@ class PlainTable:
         measured: Measured | None = None,
         *,
         first: int = 0,
-        copies: Snapshot | None = None,
-        olds: Snapshot | None = None,
+        copies: TensorCopies | None = None,
+        olds: TensorCopies | None = None,
     ) -> None:
         for i, (offset, x) in enumerate(zip(offsets.tolist(), tensors, strict=True)):
             x = x.detach()

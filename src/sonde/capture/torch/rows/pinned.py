@@ -25,24 +25,24 @@ _FEW_WORDS: Final = 512
 Where that is not enough, what is lost is said, and later places are larger."""
 
 
-class Place:
+class PinnedPlace:
     """Pinned host memory that rows are brought to, and stay in until somebody has read them."""
 
-    def __init__(self, memory: cuda.Memory) -> None:
+    def __init__(self, memory: cuda.RawMemory) -> None:
         self.memory = memory
         self.arrived = torch.cuda.Event(blocking=True)
         self.arrived.record()  # it has no number before
         self.is_busy = False
 
 
-class Places:
+class PinnedPlaces:
     """The places of a table: `rows` is how many rows it has, `is_sliced` whether a step needs
     several of them. Rows from `slice_rows` on are those for CUDA graphs."""
 
     def __init__(self, kernel: cuda.Kernel, slice_rows: int) -> None:
         self._kernel = kernel
         self.slice_rows = slice_rows
-        self._all: list[Place] = []
+        self._all: list[PinnedPlace] = []
         self._words = _FEW_WORDS
         self._is_closed = False
         self.rows = 0
@@ -72,12 +72,12 @@ class Places:
         n = _PINNED_BYTES // max(self._bytes, 1)
         return max(n if self.is_sliced else min(n, _MOST_PLACES), 2)
 
-    def get(self) -> Place:
+    def get(self) -> PinnedPlace:
         """One that is free; it is not any more. Called where its device is the current one."""
         wanted = self._bytes
         place = next((p for p in self._all if not p.is_busy), None)
         if place is None:
-            place = Place(self._kernel.allocate(wanted, on_host=True))
+            place = PinnedPlace(self._kernel.allocate(wanted, on_host=True))
             self._all.append(place)
         elif place.memory.nbytes != wanted:
             place.memory.free()
@@ -85,7 +85,7 @@ class Places:
         place.is_busy = True
         return place
 
-    def put(self, place: Place) -> None:
+    def put(self, place: PinnedPlace) -> None:
         """It was read."""
         if self._is_closed:
             place.memory.free()
@@ -106,7 +106,7 @@ class Places:
 class PlacedRows:
     """Rows on their way to the host: the first `used` of a table, then those for CUDA graphs."""
 
-    def __init__(self, places: Places, place: Place, used: int, n_rows: int) -> None:
+    def __init__(self, places: PinnedPlaces, place: PinnedPlace, used: int, n_rows: int) -> None:
         self._places = places
         self._place = place
         self._used = used

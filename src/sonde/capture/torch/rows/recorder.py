@@ -16,31 +16,31 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sonde.capture.drain import Drain, End, Part
+from sonde.capture.drain import Drain, StepEnd, WindowRows
 from sonde.capture.native import Place, Row
-from sonde.capture.torch.cuda.graphs import Captured, can_capture
-from sonde.capture.torch.facts import Fact, Facts
+from sonde.capture.torch.cuda.graphs import CapturedCudaGraph, can_capture
+from sonde.capture.torch.facts import Facts, SiteFact
 from sonde.capture.torch.rows.host import (
     FORMATS,
     Measured,
     PlainTable,
-    Sketcher,
-    Snapshot,
+    SketchTable,
+    TensorCopies,
     difference,
     is_one_stretch,
     measure,
 )
-from sonde.capture.torch.rows.strided import Known, Slices
+from sonde.capture.torch.rows.strided import KnownSlices, Slices
 from sonde.capture.troubles import Troubles
-from sonde.capture.window import NATIVE_PHASE, Group, Rows, Spot
+from sonde.capture.window import NATIVE_PHASE, Rows, SiteGroup, Spot
 from sonde.kernels.torch import Unsupported, name_of
 from sonde.record import Site, SiteInfo
 
 _TOGETHER: Final = 4
 """Tensors that are read together have at most this part of the rows of a window, one over it."""
 
-Tables = Callable[[torch.device], Sketcher]
-Kept = Sequence["Snapshot | Tensor"]
+Tables = Callable[[torch.device], SketchTable]
+Kept = Sequence["TensorCopies | Tensor"]
 """Copies of a bundle's tensors: one for each share, then one for each odd tensor."""
 
 
@@ -65,13 +65,13 @@ class Recorder:
         self.facts: Facts | None = None
         self._dropped: set[tuple[str, int]] = set()
         self._handed: set[tuple[str, int]] = set()
-        self._several: dict[tuple[Spot, ...], Bundle] = {}
-        self._slices: dict[int, Known] = {}
+        self._several: dict[tuple[Spot, ...], TensorBundle] = {}
+        self._slices: dict[int, KnownSlices] = {}
         self._is_sliced = False
         self._memory: dict[str, int] | None = None
-        self.capturing: Captured | None = None
+        self.capturing: CapturedCudaGraph | None = None
 
-    def table_on(self, device: torch.device) -> Sketcher:
+    def table_on(self, device: torch.device) -> SketchTable:
         """The table of that device."""
         return self._rows_of(device).table  # type: ignore[return-value]  # made by `tables`
 
@@ -105,7 +105,7 @@ class Recorder:
             self._hand_over(rows, early=True)
             opened = rows.open_row(spot)
             assert opened is not None
-        table: Sketcher = rows.table  # type: ignore[assignment]
+        table: SketchTable = rows.table  # type: ignore[assignment]
         try:
             table.add(opened.index, x)
         except Unsupported as reason:
@@ -126,7 +126,7 @@ class Recorder:
             self._give_place(spot, rows, opened, x)
         return opened
 
-    def _add_captured(self, captured: Captured, spot: Spot, rows: Rows, x: Tensor) -> None:
+    def _add_captured(self, captured: CapturedCudaGraph, spot: Spot, rows: Rows, x: Tensor) -> None:
         """A CUDA graph is being captured: each replay is to sketch what it finds there."""
         table: Any = rows.table
         if not x.is_cuda or x.numel() == 0:
@@ -141,14 +141,14 @@ class Recorder:
         """Have rows aside on that device, for the capture of a CUDA graph."""
         self._rows_of(device).make_spare(n)
 
-    def loose(self, spots: list[Spot], tensors: Sequence[Tensor]) -> Bundle:
+    def loose(self, spots: list[Spot], tensors: Sequence[Tensor]) -> TensorBundle:
         """A bundle for which nothing is prepared."""
-        bundle = Bundle(spots, tensors)
+        bundle = TensorBundle(spots, tensors)
         bundle.odd = list(range(len(tensors)))
         return bundle
 
     @torch.no_grad()
-    def add_together(self, bundle: Bundle, tensors: Sequence[Tensor | None]) -> None:
+    def add_together(self, bundle: TensorBundle, tensors: Sequence[Tensor | None]) -> None:
         """Sketch the tensors of a bundle, those that are there: per device in one go."""
         if bundle.fits(tensors):
             for share in bundle.shares:
@@ -166,12 +166,12 @@ class Recorder:
                 self._add_odd(bundle, k, x)
 
     @torch.no_grad()
-    def keep(self, bundle: Bundle, tensors: Sequence[Tensor], *, sketches: bool) -> Kept:
+    def keep(self, bundle: TensorBundle, tensors: Sequence[Tensor], *, sketches: bool) -> Kept:
         """Copy the tensors of a bundle that fits them, and sketch them in the same go if asked."""
-        kept: list[Snapshot | Tensor] = []
+        kept: list[TensorCopies | Tensor] = []
         for share in bundle.shares:
             own = share.of(tensors)
-            copies = Snapshot(own, share.offsets)
+            copies = TensorCopies(own, share.offsets)
             if sketches:
                 self._add_share(share, own, None, copies=copies, measured=bundle.measured)
             else:
@@ -185,11 +185,11 @@ class Recorder:
         return kept
 
     @torch.no_grad()
-    def add_changes(self, bundle: Bundle, tensors: Sequence[Tensor], since: Kept) -> None:
+    def add_changes(self, bundle: TensorBundle, tensors: Sequence[Tensor], since: Kept) -> None:
         """Sketch how much the tensors changed since they were kept, in a bundle just like this;
         this one fits them, too."""
         for share, olds in zip(bundle.shares, since, strict=False):
-            assert isinstance(olds, Snapshot)
+            assert isinstance(olds, TensorCopies)
             own = share.of(tensors)
             self._add_share(share, own, None, olds=olds, measured=bundle.measured)
         for k, old in zip(bundle.odd, since[len(bundle.shares) :], strict=True):
@@ -221,16 +221,16 @@ class Recorder:
         self._slices.pop(id(spots), None)
         if self.capturing is None and bundle is not None and len(bundle.shares) == 1:
             share = bundle.shares[0]
-            table: Sketcher = share.rows.table  # type: ignore[assignment]
+            table: SketchTable = share.rows.table  # type: ignore[assignment]
             if not bundle.odd and table.kernel == "cuda":
-                self._slices[id(spots)] = Known(spots, share, slices)
+                self._slices[id(spots)] = KnownSlices(spots, share, slices)
 
-    def _refit(self, bundle: Bundle, tensors: Sequence[Tensor]) -> bool:
+    def _refit(self, bundle: TensorBundle, tensors: Sequence[Tensor]) -> bool:
         """Prepare the bundle for other sizes; whether it could be. Its rows stay as they are."""
         if len(bundle.shares) != 1 or bundle.odd:
             return False
         share = bundle.shares[0]
-        table: Sketcher = share.rows.table  # type: ignore[assignment]
+        table: SketchTable = share.rows.table  # type: ignore[assignment]
         was = [(dtype, device) for _, dtype, device, _ in bundle.sizes]
         if [(x.dtype, x.get_device()) for x in tensors] != was:
             return False
@@ -242,14 +242,14 @@ class Recorder:
 
     def prepare(
         self, spots: list[Spot], tensors: Sequence[Tensor], *, copied: bool = True
-    ) -> Bundle:
+    ) -> TensorBundle:
         """A bundle for tensors like these: their sites are declared, and get rows if their tensors
         can be read together; if they are to be `copied` or compared, that too."""
-        bundle = Bundle(spots, tensors)
+        bundle = TensorBundle(spots, tensors)
         together: dict[Rows, list[int]] = {}
         for k, x in enumerate(tensors):
             rows = self._rows_of(x.device)
-            table: Sketcher = rows.table  # type: ignore[assignment]
+            table: SketchTable = rows.table  # type: ignore[assignment]
             if x.numel() and (is_one_stretch(x) if copied else table.takes(x)):
                 together.setdefault(rows, []).append(k)
             else:
@@ -260,18 +260,20 @@ class Recorder:
                 own = [tensors[k] for k in positions]
                 declared = [self._declared(spots[k], tensors[k], rows) for k in positions]
                 self._declare_changed(declared)
-                group = Group([spot.id for spot in declared], spots[0].phase)
-                bundle.shares.append(Share(rows, group, positions, Snapshot.offsets_of(own)))
+                group = SiteGroup([spot.id for spot in declared], spots[0].phase)
+                bundle.shares.append(
+                    TensorShare(rows, group, positions, TensorCopies.offsets_of(own))
+                )
         return bundle
 
     def _add_share(
         self,
-        share: Share,
+        share: TensorShare,
         tensors: Sequence[Tensor],
         some: list[int] | None,
         *,
-        copies: Snapshot | None = None,
-        olds: Snapshot | None = None,
+        copies: TensorCopies | None = None,
+        olds: TensorCopies | None = None,
         measured: Measured | None = None,
     ) -> None:
         group = share.group
@@ -279,7 +281,7 @@ class Recorder:
             self._hand_over(share.rows, early=True)
             share.rows.touch_group(group, some)
         offsets = group.offsets if some is None else group.offsets[some]
-        table: Sketcher = share.rows.table  # type: ignore[assignment]
+        table: SketchTable = share.rows.table  # type: ignore[assignment]
         try:
             if measured is not None and some is None:
                 measured = share.part_of(measured)
@@ -290,7 +292,7 @@ class Recorder:
             share.rows.forget_group(group)
             raise
 
-    def _add_odd(self, bundle: Bundle, k: int, x: Tensor | None) -> None:
+    def _add_odd(self, bundle: TensorBundle, k: int, x: Tensor | None) -> None:
         if x is not None and not bundle.spots[k].off:
             self.add(bundle.spots[k], x.detach())
 
@@ -314,11 +316,11 @@ class Recorder:
             text = f"a step has more sites than {rows.limit}: it is recorded in parts, all of them"
             self._troubles.tell("sliced", text)
         steps = {phase: self._step_of(phase) for phase in phases}
-        table: Sketcher = rows.table  # type: ignore[assignment]
+        table: SketchTable = rows.table  # type: ignore[assignment]
         if self._drain.has_room and table.can_take and self._dropped.isdisjoint(steps.items()):
             filled, window = rows.take(early=early)
             sites, self._new_sites = self._new_sites, []
-            self._drain.put(Part(steps, filled, window, sites))
+            self._drain.put(WindowRows(steps, filled, window, sites))
             self._handed.update(steps.items())
         else:
             rows.discard()
@@ -350,7 +352,7 @@ class Recorder:
         dropped = key in self._dropped
         self._dropped.discard(key)
         self._handed.discard(key)
-        self._drain.put(End(step, phase, dropped))
+        self._drain.put(StepEnd(step, phase, dropped))
         return not dropped
 
     def end_phases(self, which: Callable[[str], bool] = lambda _phase: True) -> None:
@@ -379,7 +381,7 @@ class Recorder:
             known = self._ids.get((site, x.dtype))
             if known is None:
                 known = self._ids[site, x.dtype] = len(self._ids)
-                facts = Fact() if self.facts is None else self.facts.of(site)
+                facts = SiteFact() if self.facts is None else self.facts.of(site)
                 shape = tuple(x.shape)
                 info = SiteInfo(known, site, name_of(x.dtype), shape, spot.module_type, *facts)
                 self._infos.append(info)
@@ -411,11 +413,11 @@ def _index_of(device: torch.device) -> int:
     return -1 if device.type in {"cpu", "meta"} else device.index or 0
 
 
-class Share(NamedTuple):
+class TensorShare(NamedTuple):
     """Tensors of a bundle that are dense and on one device: as many as are read together."""
 
     rows: Rows
-    group: Group
+    group: SiteGroup
     positions: list[int]
     offsets: NDArray[np.int64]
 
@@ -435,7 +437,7 @@ class Share(NamedTuple):
         return at[8 * first : 8 * (first + n)], what[16 * first : 16 * (first + n)]
 
 
-class Bundle:
+class TensorBundle:
     """Sites whose tensors are seen together, again and again: all parameters of an optimizer.
 
     What can be prepared for them is prepared once: a step costs little more than a launch.
@@ -446,7 +448,7 @@ class Bundle:
 
     def __init__(self, spots: list[Spot], tensors: Sequence[Tensor]) -> None:
         self.spots = spots
-        self.shares: list[Share] = []
+        self.shares: list[TensorShare] = []
         self.odd: list[int] = []
         self._last: object = None
         self.resize(tensors)
@@ -481,7 +483,7 @@ class Bundle:
     def copies(self, tensors: Sequence[Tensor], kept: Kept) -> Iterator[tuple[int, Tensor]]:
         """The copies that were kept of these tensors, each with its place among them."""
         for share, copies in zip(self.shares, kept, strict=False):
-            assert isinstance(copies, Snapshot)
+            assert isinstance(copies, TensorCopies)
             for i, k in enumerate(share.positions):
                 yield k, copies.like(i, tensors[k])
         for k, copy in zip(self.odd, kept[len(self.shares) :], strict=True):

@@ -16,7 +16,7 @@ from torch import Tensor
 from sonde.kernels.torch import is_plain
 
 if TYPE_CHECKING:
-    from sonde.capture.torch.rows.recorder import Share
+    from sonde.capture.torch.rows.recorder import TensorShare
 
 _ALIGNED: Final = 16
 """Bytes that kernels read at a time: where a slice begins within as many is part of its looks."""
@@ -50,12 +50,12 @@ class Slices(Sequence[Tensor]):
         return self._made
 
 
-class Known:
+class KnownSlices:
     """Slices that were seen before: where their sketches go, and where each lies in its tensor."""
 
     __slots__ = ("_first", "_looks", "_offsets", "_spots", "_which", "share")
 
-    def __init__(self, spots: Sequence[object], share: Share, slices: Slices) -> None:
+    def __init__(self, spots: Sequence[object], share: TensorShare, slices: Slices) -> None:
         self.share = share
         self._spots = spots
         self._looks = _looks(slices)

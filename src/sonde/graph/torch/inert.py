@@ -1,0 +1,19 @@
+"""Hooks that copies and pickles of a model do not carry along."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+
+class InertHook:
+    """A callable that copies and pickles into something inert."""
+
+    __slots__ = ()
+
+    def __deepcopy__(self, memo: object) -> Callable[..., None]:
+        return contextlib.nullcontext().__exit__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")
