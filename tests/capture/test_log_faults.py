@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import sonde
-from sonde.capture.recent import Recent
+from sonde.capture.numbers.recent import Recent
 
 
 @pytest.fixture

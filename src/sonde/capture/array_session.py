@@ -21,11 +21,11 @@ from sonde.capture import active
 from sonde.capture.array_rows import ArrayRows
 from sonde.capture.budget import Budget
 from sonde.capture.drain import Drain
-from sonde.capture.latest import Latest
-from sonde.capture.norms import Norms
+from sonde.capture.numbers.latest import Latest
+from sonde.capture.numbers.norms import Norms
+from sonde.capture.numbers.scalars import RecentScalars, Scalars, renumber
 from sonde.capture.phases import Phases, is_training
 from sonde.capture.plan import Every, Plan, Schedule
-from sonde.capture.scalars import RecentScalars, Scalars, renumber
 from sonde.capture.troubles import Troubles
 from sonde.record import PARAMETER_KINDS, Kind, Sink, Site
 

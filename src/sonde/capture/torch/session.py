@@ -15,10 +15,10 @@ from sonde.capture import active
 from sonde.capture.backend import described
 from sonde.capture.budget import Budget
 from sonde.capture.drain import Drain
-from sonde.capture.latest import Latest
-from sonde.capture.norms import Norms
+from sonde.capture.numbers.latest import Latest
+from sonde.capture.numbers.norms import Norms
+from sonde.capture.numbers.scalars import Scalars, renumber
 from sonde.capture.plan import Every, Plan, Schedule
-from sonde.capture.scalars import Scalars, renumber
 from sonde.capture.torch import blocks, names, patches
 from sonde.capture.torch.capture import Capture
 from sonde.capture.torch.cuda import copies

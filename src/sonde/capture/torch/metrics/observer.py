@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from sonde.capture.drain import Numbers
 from sonde.capture.leaves import leaves
+from sonde.capture.numbers.recent import Recent
 from sonde.capture.plan import Selector
-from sonde.capture.recent import Recent
 from sonde.capture.torch.metrics import attention
 from sonde.capture.torch.metrics.accumulate import SentNumbers, StepAccumulators, span_of
 from sonde.capture.torch.metrics.attention_stats import AttentionStats

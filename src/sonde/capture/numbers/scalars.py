@@ -11,11 +11,11 @@ from typing import Any, Final, Protocol, TypeGuard
 
 from sonde._errors import SondeError
 from sonde.capture.drain import Drain, Numbers
-from sonde.capture.latest import Latest, check_stats
+from sonde.capture.numbers.latest import Latest, check_stats
+from sonde.capture.numbers.recent import Recent
+from sonde.capture.numbers.repeats import Repeats, Value, check_reduce
 from sonde.capture.phases import Phases
 from sonde.capture.plan import Selector, kinds_of, selector_of
-from sonde.capture.recent import Recent
-from sonde.capture.repeats import Repeats, Value, check_reduce
 from sonde.capture.troubles import Troubles
 from sonde.record import Site
 
