@@ -1,12 +1,16 @@
 """What all tests share."""
 
 import logging
+import os
 from contextlib import contextmanager
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from sonde.sketch import Sketch, row
+
+# Eight devices of JAX's on one CPU, for what is spread over several. Before JAX begins.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
 # Times vary on shared machines; a law is no slower for being true.
 settings.register_profile("sonde", deadline=None, suppress_health_check=[HealthCheck.too_slow])

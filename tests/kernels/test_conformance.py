@@ -9,6 +9,7 @@ import struct
 import warnings
 from collections.abc import Callable
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sonde.capture.torch.rows.host import HostTable, PlainTable, table_for
-from sonde.kernels import c, reference
+from sonde.kernels import c, layout, reference
+from sonde.kernels import jax as jax_kernels
 from sonde.kernels.torch import DTYPES, Unsupported
 from sonde.record import COUNTS, EXTREMA, SUMS
 from sonde.sketch import Sketch, row
@@ -62,6 +64,50 @@ def on(device: str, make=table_for) -> Kernel:
     return there
 
 
+def under_jit(name: str, platform: str = "cpu", pieces: tuple[int, ...] = ()) -> Kernel:
+    """A kernel of JAX's inside `jit`. It is compiled for every shape: `pieces` are the only ones
+    that are used, where that takes long."""
+
+    @jax.jit
+    def rows_of(*arrays):
+        return jax_kernels.sketch(*arrays, kernel=name)
+
+    def split(x: np.ndarray) -> list[np.ndarray]:
+        found = [] if pieces else [x]
+        for size in pieces:
+            whole = len(x) // size * size
+            found += np.split(x[:whole], whole // size) if whole else []
+            x = x[whole:]
+        return found
+
+    def kernel(*tensors: Tensor) -> Sketch:
+        device = jax.devices(platform)[0]
+        found = []
+        with jax.enable_x64(True):
+            for x in tensors:
+                for piece in split(bits_of(x)):
+                    rows = rows_of(jax.device_put(piece, device))
+                    found.append(row(layout.unpack(jax_kernels.table_of(rows)), 0))
+        return Sketch.merged(found)
+
+    return kernel
+
+
+def bits_of(x: Tensor) -> np.ndarray:
+    """The same bits as a flat array of numpy's, of a format that JAX knows."""
+    raw = x.detach().reshape(-1).clone(memory_format=torch.contiguous_format)
+    raw = raw.view(torch.uint8).numpy() if len(raw) else np.empty(0, np.uint8)
+    return raw.view(numpy_dtype(str(x.dtype).removeprefix("torch.")))
+
+
+def has_jax_on(platform: str) -> bool:
+    try:
+        return bool(jax.devices(platform))
+    except RuntimeError:
+        return False
+
+
+needs_jax_on_cuda = pytest.mark.skipif(not has_jax_on("cuda"), reason="JAX has no CUDA device")
 needs_c = pytest.mark.skipif(not c.available(), reason="the C kernel is not built")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
@@ -73,7 +119,16 @@ TORCH_KERNELS = [
 ]
 """Kernels that take any tensor of torch."""
 
-KERNELS = [pytest.param(judge, id="reference"), *TORCH_KERNELS]
+JAX_KERNELS = [
+    pytest.param(under_jit("c"), id="jax", marks=needs_c),
+    pytest.param(under_jit("xla", pieces=(4096, 64, 1)), id="jax-xla"),
+    pytest.param(
+        under_jit("cuda", "cuda"), id="jax-cuda", marks=[pytest.mark.gpu, needs_jax_on_cuda]
+    ),
+]
+"""Kernels that take arrays of JAX, of the formats that torch has too."""
+
+KERNELS = [pytest.param(judge, id="reference"), *TORCH_KERNELS, *JAX_KERNELS]
 """Kernels that take plain numbers."""
 
 

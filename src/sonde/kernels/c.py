@@ -29,6 +29,10 @@ the memory alive and the row to themselves until the call returns.
         Call another function of the driver, of up to four words, likewise.
     entry()
         Where the function behind `add` is, for the native path of a capture.
+    xla_handlers()
+        Addresses of the handlers that XLA calls, for the CPU and for CUDA: xla.c.
+    xla_device(entries)
+        Where the kernel is on a CUDA device, for the handler: `cuda.Kernel.for_xla`, as an address.
     paths(), use_path(name), thread_runtime()
         For tests and benchmarks: the instruction sets this processor has, best first; which one to
         use; where threads come from, `openmp` or `pthreads`.
@@ -65,6 +69,8 @@ try:
         same,
         thread_runtime,
         use_path,
+        xla_device,
+        xla_handlers,
     )
 except ImportError:  # built without a compiler
     _AVAILABLE = False
@@ -88,6 +94,8 @@ __all__ = [
     "same",
     "thread_runtime",
     "use_path",
+    "xla_device",
+    "xla_handlers",
 ]
 
 DTYPES: Final[dict[str, int]] = {

@@ -166,6 +166,20 @@ class Kernel:
         at = (self._entry, entry, context.value or 0)
         return *at, self._multiprocessors, THREADS, self._several, _PIECE, functions
 
+    def for_xla(self) -> list[int]:
+        """What the handler that XLA calls launches, in the order in which xla.c lists it. The
+        device's context must be current."""
+        driver, context = self._driver, c_void_p()
+        _check(driver, driver.cuCtxGetCurrent(byref(context)), "find the context")
+        of_stream = ctypes.cast(driver.cuStreamGetCtx, c_void_p).value or 0
+        return [
+            *(self._entry, of_stream, context.value or 0),
+            *(self._multiprocessors, THREADS, _PIECE),
+            *(self._take, self._view, self._several),
+            *(self._one.get(name, (0, 0))[0] for name in c.DTYPES),
+            *(DTYPES.get(name, -1) for name in c.DTYPES),
+        ]
+
     def one(
         self, dtype: str, x: int, n: int, row: int, repeat: int, stream: int, gate: int = 0
     ) -> None:

@@ -304,6 +304,10 @@ static PyObject *entry(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(none))
     return PyLong_FromLongLong((long long)(intptr_t)sonde_add);
 }
 
+/* In xla.c. */
+PyObject *sonde_xla_handlers(PyObject *self, PyObject *none);
+PyObject *sonde_xla_device(PyObject *self, PyObject *address);
+
 #define FAST(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
 static PyMethodDef methods[] = {
@@ -322,6 +326,8 @@ static PyMethodDef methods[] = {
     {"paths", paths, METH_NOARGS, NULL},
     {"use_path", use_path, METH_O, NULL},
     {"thread_runtime", thread_runtime, METH_NOARGS, NULL},
+    {"xla_handlers", sonde_xla_handlers, METH_NOARGS, NULL},
+    {"xla_device", sonde_xla_device, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -6,6 +6,7 @@
    pass.c     one pass over a tensor: blocks, formats, strides, histograms
    many.c     many tensors over many threads
    pack.c     rows merged, and rows turned into columns
+   xla.c      what XLA calls, on the CPU and on CUDA
    module.c   the Python face
 */
 #ifndef SONDE_SKETCH_H
