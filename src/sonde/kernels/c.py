@@ -29,10 +29,6 @@ the memory alive and the row to themselves until the call returns.
         Call another function of the driver, of up to four words, likewise.
     entry()
         Where the function behind `add` is, for the native path of a capture.
-    xla_handlers()
-        Addresses of the handlers that XLA calls, for the CPU and for CUDA: xla.c.
-    xla_device(entries)
-        Where the kernel is on a CUDA device, for the handler: `cuda.Kernel.for_xla`, as an address.
     paths(), use_path(name), thread_runtime()
         For tests and benchmarks: the instruction sets this processor has, best first; which one to
         use; where threads come from, `openmp` or `pthreads`.
@@ -69,8 +65,6 @@ try:
         same,
         thread_runtime,
         use_path,
-        xla_device,
-        xla_handlers,
     )
 except ImportError:  # built without a compiler
     _AVAILABLE = False
@@ -163,6 +157,16 @@ def pack(table: Table, indices: NDArray[np.int64], *, empties: bool = True) -> S
         empties,
     )
     return columns
+
+
+def xla_handlers() -> tuple[int, int]:
+    """Addresses of the handlers that XLA calls: for the CPU, for CUDA."""
+    return _c.xla_handlers()
+
+
+def xla_device(entries: NDArray[np.int64]) -> None:
+    """Tell the handler where the kernel is on a CUDA device: what `cuda.Kernel.for_xla` lists."""
+    _c.xla_device(_address(entries))
 
 
 def _address(array: NDArray[np.generic]) -> int:

@@ -150,8 +150,7 @@ def _load(device: Any) -> None:
             raise cuda.Unavailable(f"CUDA has no context on device {ordinal}: error {failed}")
     try:
         loaded = cuda.load(ordinal, (int(major), int(minor)), int(device.core_count))
-        entries = np.array(loaded.for_xla(), dtype=np.int64)
-        c.xla_device(entries.__array_interface__["data"][0])
+        c.xla_device(np.array(loaded.for_xla(), dtype=np.int64))
     finally:
         driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
