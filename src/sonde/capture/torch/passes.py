@@ -34,6 +34,9 @@ A forward inside of a backward is a recomputation (activation checkpointing), to
 torch's own checkpointing asks the same way.
 """
 
+is_forward_mode_enabled: Final[Callable[[], bool]] = torch._C._is_fwd_grad_enabled
+"""Whether forward-mode gradients are on in this thread."""
+
 is_fx_tracing: Final[Callable[[], bool]] = getattr(
     _symbolic_trace, "is_fx_symbolic_tracing", _symbolic_trace.is_fx_tracing
 )
@@ -219,24 +222,19 @@ def phase_of(phases: Phases, root: nn.Module | None, module: nn.Module | None) -
 
 def _is_without_gradients(module: nn.Module) -> bool:
     """Whether the pass that begins with this module is no training pass: gradients are off, and the
-    module has parameters that need them.
-
-    The forward of an autograd function (a reentrant checkpoint, a reversible block, a compiled
-    graph) runs without gradients too, and is part of training.
-    """
-    if torch.is_grad_enabled() or not any(p.requires_grad for p in module.parameters()):
+    module has parameters that need them."""
+    if torch.is_grad_enabled() or _is_in_autograd_function():
         return False
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is _APPLY:
-            return False
-        frame = frame.f_back
-    return True
+    return any(p.requires_grad for p in module.parameters())
 
 
-_apply: Any = torch.autograd.Function.apply
-_APPLY: Final[CodeType | None] = getattr(getattr(_apply, "__func__", None), "__code__", None)
-"""None with torch 2.15, where it is not Python and has no frame."""
+def _is_in_autograd_function() -> bool:
+    """Whether the forward of an autograd function (a reentrant checkpoint, a reversible block, a
+    compiled graph) runs. It is part of training, although gradients are off.
+
+    It also turns off forward-mode gradients, which `torch.no_grad` leaves on.
+    """
+    return not (is_forward_mode_enabled() or torch.is_inference_mode_enabled())
 
 
 class Checkpoints:
