@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sonde.store.writing.writer import Writer as Writer
 
 _LAZY = {
-    "Limits": "limits",
+    "Limits": "sql.limits",
     "Run": "reading.run",
     "open_run": "reading.run",
     "Writer": "writing.writer",

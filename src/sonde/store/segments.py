@@ -12,9 +12,9 @@ from itertools import chain
 from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sonde.store import arrays
 from sonde.store.documents import DamagedError, open_regular, read_regular
 from sonde.store.schemas import FORMAT_VERSION, Table
 from sonde.store.sql import limits
@@ -91,8 +91,7 @@ class _Bounds:
     def see(self, rows: pa.Table) -> None:
         if "step" not in rows.schema.names or rows.num_rows == 0:
             return
-        found = pc.min_max(rows["step"])
-        low, high = int(found["min"].as_py()), int(found["max"].as_py())
+        low, high = arrays.bounds(rows["step"])
         if self.bounds is not None:
             low, high = min(low, self.bounds[0]), max(high, self.bounds[1])
         self.bounds = (low, high)

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 import pyarrow as pa
 
 from sonde.store import packing, safetensors
+from sonde.store.arrays import of_type
 from sonde.store.documents import DamagedError
 from sonde.store.files import Files, UnsureError, publish
 from sonde.store.packing import PackedArray
@@ -114,7 +115,7 @@ class TensorFiles:
         found = []
         for item, t_ns in placed:
             found += list(self._rows_of(item, t_ns))
-        columns = [pa.array([row.get(f.name) for row in found], f.type) for f in TRACES.schema]
+        columns = [of_type([row.get(f.name) for row in found], f.type) for f in TRACES.schema]
         table = pa.Table.from_arrays(columns, names=TRACES.schema.names)
         repeats = [self._repeats(p.value) for p, _ in placed]
         last = max((p.value.step for p, _ in placed), default=-1)

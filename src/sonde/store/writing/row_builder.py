@@ -29,6 +29,7 @@ from sonde.record import (
     SketchBatch,
     Sketches,
 )
+from sonde.store import arrays
 from sonde.store.documents import to_plain
 from sonde.store.schemas import EVENTS, GRAPH, NUMBERS, SITES, SKETCHES, Table
 from sonde.store.segments import Attempt
@@ -73,7 +74,7 @@ class _Sites:
         for name, values in texts.items():
             entries: dict[str, int] = {}
             codes = [entries.setdefault(v, len(entries)) for v in values]
-            self._entries[name] = pa.array(list(entries), pa.string())
+            self._entries[name] = arrays.strings(list(entries))
             self._codes[name] = self._sorted(codes, np.int32)
 
     def names(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -86,9 +87,7 @@ class _Sites:
         found: dict[str, object] = {"call": self._calls[at]}
         for name, codes in self._codes.items():
             used, places = np.unique(codes[at], return_inverse=True)
-            found[name] = pa.DictionaryArray.from_arrays(
-                pa.array(places.astype(np.int32)), self._entries[name].take(pa.array(used))
-            )
+            found[name] = arrays.dictionary(places, arrays.taken(self._entries[name], used))
         return found
 
     def _sorted(self, values: Sequence[int], dtype: type[np.int32]) -> NDArray[np.int32]:
@@ -126,7 +125,7 @@ class RowBuilder:
         self._sites = _Sites({**self._sites.infos, **{info.id: info for info in infos}})
         first = self._take_ordinals(SITES, len(infos))
         columns = {
-            "ordinal": pa.array(range(first, first + len(infos)), pa.int64()),
+            "ordinal": np.arange(first, first + len(infos)),
             "name": [i.site.name for i in infos],
             "module": [i.site.module for i in infos],
             "kind": [str(i.site.kind) for i in infos],
@@ -195,8 +194,8 @@ class RowBuilder:
         columns: dict[str, object] = {
             "step": np.repeat([np.int64(b.step) for b, _ in batches], lengths),
             "phase": _strings([b.phase for b, _ in batches], lengths),
-            "module": pa.array([m for b, _ in batches for m in b.modules], pa.string()),
-            "name": pa.array([str(m) for b, _ in batches for m in b.names], pa.string()),
+            "module": [m for b, _ in batches for m in b.modules],
+            "name": [str(m) for b, _ in batches for m in b.names],
             "value": np.concatenate([np.asarray(b.values, np.float64) for b, _ in batches]),
             "ordinal": np.arange(first, first + n, dtype=np.int64),
             "t_ns": np.repeat([np.int64(t) for _, t in batches], lengths),
@@ -208,7 +207,7 @@ class RowBuilder:
         """Rows of events, each with its time."""
         first = self._take_ordinals(EVENTS, len(events))
         columns = {
-            "ordinal": pa.array(range(first, first + len(events)), pa.int64()),
+            "ordinal": np.arange(first, first + len(events)),
             "step": [int(e.step) for e, _ in events],
             "level": [str(e.level) for e, _ in events],
             "code": [str(e.code) for e, _ in events],
@@ -230,7 +229,7 @@ class RowBuilder:
         first = self._take_ordinals(GRAPH, len(rows))
         names = [n for n in GRAPH.schema.names if n not in {"rank", "attempt", "ordinal"}]
         columns: dict[str, object] = {n: [row.get(n) for row in rows] for n in names}
-        columns["ordinal"] = pa.array(range(first, first + len(rows)), pa.int64())
+        columns["ordinal"] = np.arange(first, first + len(rows))
         return SegmentRows(GRAPH, self._table(GRAPH, len(rows), columns), False, None)
 
     def _table(self, table: Table, n: int, columns: dict[str, object]) -> pa.Table:
@@ -238,13 +237,11 @@ class RowBuilder:
             "rank": np.full(n, self.attempt.rank, np.int32),
             "attempt": np.full(n, self.attempt.number, np.int32),
         }
-        arrays = []
+        made = []
         for schema_field in table.schema:
             values = columns.get(schema_field.name, who.get(schema_field.name))
-            if not isinstance(values, pa.Array):
-                values = pa.array(values, schema_field.type)
-            arrays.append(values)
-        return pa.Table.from_arrays(arrays, names=table.schema.names)
+            made.append(arrays.of_type(values, schema_field.type))
+        return pa.Table.from_arrays(made, names=table.schema.names)
 
     def _take_ordinals(self, table: Table, n: int) -> int:
         first = self._ordinals.get(table.name, 0)
@@ -342,29 +339,23 @@ def _sketch_columns(parts: Sequence[Sketches]) -> dict[str, object]:
     sums = np.concatenate([p.sums for p in parts])
     extrema = np.concatenate([p.extrema for p in parts])
     lengths = np.concatenate([np.diff(p.offsets) for p in parts])
-    offsets = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    shared = pa.array(offsets)
-    ids = pa.array(np.concatenate([p.bin_ids for p in parts]), pa.int16())
-    bin_counts = pa.array(np.concatenate([p.bin_counts for p in parts]), pa.int64())
+    ids = arrays.of_type(np.concatenate([p.bin_ids for p in parts]), pa.int16())
+    bin_counts = arrays.of_type(np.concatenate([p.bin_counts for p in parts]), pa.int64())
     return {
         **{name: np.ascontiguousarray(counts[:, i]) for i, name in enumerate(COUNTS)},
         **{name: np.ascontiguousarray(sums[:, i]) for i, name in enumerate(SUMS)},
         **{name: np.ascontiguousarray(extrema[:, i]) for i, name in enumerate(EXTREMA)},
-        "bin_ids": pa.ListArray.from_arrays(shared, ids),
-        "bin_counts": pa.ListArray.from_arrays(shared, bin_counts),
+        "bin_ids": arrays.lists(lengths, ids),
+        "bin_counts": arrays.lists(lengths, bin_counts),
     }
 
 
-def _strings(values: Sequence[str], lengths: Sequence[int]) -> pa.DictionaryArray:
+def _strings(values: Sequence[str], lengths: Sequence[int]) -> pa.Array:
     return _dictionary([str(v) for v in values], np.repeat(np.arange(len(values)), lengths))
 
 
-def _dictionary(values: Sequence[str], at: NDArray[np.int64]) -> pa.DictionaryArray:
+def _dictionary(values: Sequence[str], at: NDArray[np.int64]) -> pa.Array:
     """`values[at]` without a copy per row. Equal values share an entry, as Parquet expects."""
     entries: dict[str, int] = {}
     codes = np.array([entries.setdefault(v, len(entries)) for v in values], np.int32)
-    return pa.DictionaryArray.from_arrays(
-        pa.array(codes[at] if len(codes) else np.empty(0, np.int32)),
-        pa.array(list(entries), pa.string()),
-    )
+    return arrays.dictionary(codes[at] if len(codes) else codes, arrays.strings(list(entries)))
