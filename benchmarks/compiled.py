@@ -3,15 +3,20 @@
     python benchmarks/compiled.py [--rounds 30] [--seconds 1] [--case breaks]
 
 Each case trains four copies of one small transformer, each compiled by itself: three plain, one
-watched with a schedule that is never due. Blocks of steps take turns. `ratio` is the watched copy
-over the mean of the first two plain ones, `control` the third plain copy over the same, as the
-median over rounds with its 95 % interval: copies of one model differ by where they lie in memory,
-and the control says by how much. `graphs` and `watched_graphs` are how many graphs the compiler
-made for a plain copy and for the watched one, each without its backward.
+watched with a schedule that is never due. The copies take turns step by step, in a new order each
+turn, so all meet the same clock speed and the same neighbours on the machine. A round is so many
+turns that each copy trains for `--seconds`; its time is the median of its steps.
+
+`ratio` is the watched copy over the mean of the first two plain ones, `control` the third plain
+copy over the same: medians over rounds with 95 % intervals. Copies of one model differ by where
+they lie in memory, and the control says by how much; a `ratio` means something to within it.
+`graphs` and `watched_graphs` are how many graphs the compiler made for a plain copy and for the
+watched one, each without its backward.
 """
 
 import argparse
 import csv
+import random
 import statistics
 import tempfile
 import time
@@ -26,7 +31,7 @@ import sonde
 from cadence import median_of
 from overhead import surroundings
 
-WIDTH, HEADS, LAYERS, BATCH, CONTEXT, VOCABULARY = 128, 4, 12, 8, 64, 256
+WIDTH, HEADS, LAYERS, BATCH, CONTEXT, VOCABULARY = 128, 4, 12, 2, 64, 256
 COLUMNS = (
     *("date", "machine", "cores", "load", "python", "torch", "sonde", "kernel", "threads", "model"),
     *("case", "plain_ms", "ratio", "ratio_from", "ratio_to"),
@@ -96,55 +101,62 @@ class Trainer:
         self.ids = torch.randint(VOCABULARY, (BATCH, CONTEXT + 1))
         self.call = compiled(self.model)
 
-    def seconds(self, steps: int) -> float:
-        """The time of a step, over so many."""
+    def seconds(self) -> float:
+        """The time of a step."""
         began = time.perf_counter()
-        for _ in range(steps):
-            scores = self.call(self.ids[:, :-1])
-            nn.functional.cross_entropy(scores.flatten(0, 1), self.ids[:, 1:].flatten()).backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-        return (time.perf_counter() - began) / steps
+        scores = self.call(self.ids[:, :-1])
+        nn.functional.cross_entropy(scores.flatten(0, 1), self.ids[:, 1:].flatten()).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return time.perf_counter() - began
+
+
+def warmed_up(case: str, folder: str | None) -> tuple[Trainer, int]:
+    """A copy whose code is compiled, watched if there is a folder, and its number of graphs."""
+    trainer = Trainer(case)
+    if folder is not None:
+        sonde.watch(trainer.model, trainer.optimizer, every=lambda _: False, dir=folder, name=case)
+    counters.clear()
+    for _ in range(5):
+        trainer.seconds()
+    return trainer, counters["stats"]["unique_graphs"]
+
+
+def round_of(trainers: list[Trainer], turns: int, order: random.Random) -> list[float]:
+    """The median time of a step of each, all of them taking turns."""
+    times: list[list[float]] = [[] for _ in trainers]
+    for _ in range(turns):
+        for which in order.sample(range(len(trainers)), len(trainers)):
+            times[which].append(trainers[which].seconds())
+    return [statistics.median(each) for each in times]
 
 
 def measure(case: str, rounds: int, seconds: float, folder: str) -> dict[str, object]:
     torch._dynamo.reset()
-    made: list[Trainer] = []
-    graphs = []
-    for number in range(4):
-        trainer = Trainer(case)
-        if number == 3:
-            sonde.watch(
-                trainer.model, trainer.optimizer, every=lambda _: False, dir=folder, name=case
-            )
-        counters.clear()
-        trainer.seconds(5)
-        graphs.append(counters["stats"]["unique_graphs"])
-        made.append(trainer)
-    steps = max(1, round(seconds / made[0].seconds(10)))
-    times: list[list[float]] = [[] for _ in made]
-    for n in range(rounds):
-        for i in range(4):
-            which = (i + n) % 4
-            times[which].append(made[which].seconds(steps))
-    sonde.unwatch(made[3].model)
-    plain = [(a + b) / 2 for a, b in zip(times[0], times[1], strict=True)]
+    made = [warmed_up(case, watched) for watched in (None, None, None, folder)]
+    trainers, graphs = [trainer for trainer, _ in made], [count for _, count in made]
+    order = random.Random(0)
+    turns = max(1, round(seconds / round_of(trainers, 10, order)[0]))
+    times = [round_of(trainers, turns, order) for _ in range(rounds)]
+    sonde.unwatch(trainers[3].model)
+    plain = [(a + b) / 2 for a, b, _, _ in times]
     found: dict[str, object] = {"case": case, "plain_ms": f"{1e3 * statistics.median(plain):.2f}"}
-    for name, values in (("ratio", times[3]), ("control", times[2])):
-        low, middle, high = median_of([v / p for v, p in zip(values, plain, strict=True)])
+    for name, which in (("ratio", 3), ("control", 2)):
+        ratios = [each[which] / p for each, p in zip(times, plain, strict=True)]
+        low, middle, high = median_of(ratios)
         found |= {name: f"{middle:.3f}", f"{name}_from": f"{low:.3f}", f"{name}_to": f"{high:.3f}"}
     return found | {
         "graphs": graphs[0],
         "watched_graphs": graphs[3],
         "rounds": rounds,
-        "block": steps,
+        "block": turns,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a block, about")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each copy in a round, about")
     parser.add_argument("--case", choices=CASES, action="append", help="default: all")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/compiled-cpu.csv"))
     options = parser.parse_args()
