@@ -65,7 +65,7 @@ def dictionary(codes: NDArray[Any], entries: pa.Array) -> pa.Array:
     return pa.DictionaryArray.from_arrays(of_type(codes, pa.int32()), entries)
 
 
-def taken(texts: pa.Array, at: NDArray[np.int64]) -> pa.Array:
+def taken(texts: pa.Array, at: NDArray[np.integer[Any]]) -> pa.Array:
     """Some of the texts, by number. (`texts.take` imports `pyarrow.compute`, 10 MB.)"""
     _, offsets, data = texts.buffers()
     ends = np.frombuffer(offsets, np.int32)[texts.offset :].astype(np.int64)
