@@ -16,6 +16,7 @@ HEAVY = ("torch", "jax", "pyarrow", "duckdb", "matplotlib", "starlette", "pandas
 NAMES = [
     "Run",
     "RunError",
+    "Sink",  # the base class of trackers and files that a user adds: `watch(sinks=[...])`
     "Sketch",
     "SondeError",
     "SondeWarning",
@@ -109,7 +110,7 @@ import sys
 for name in ("torch", "jax", "triton"):
     sys.modules[name] = None
 import sonde
-for name in ("Run", "Sketch", "attach", "log", "metric", "open", "unwatch"):
+for name in ("Run", "Sketch", "Sink", "attach", "log", "metric", "open", "unwatch"):
     getattr(sonde, name)
 assert sonde.attach("x", "name") == "x"
 assert not sonde.is_watching()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sonde.capture.active import log as log
     from sonde.coordinates.torch.training import coord_check as coord_check
     from sonde.metrics.model import metric as metric
+    from sonde.sinks.sink import Sink as Sink
     from sonde.sketch import Sketch as Sketch
     from sonde.store.reading.run import Run as Run
     from sonde.store.reading.run import open_run as open  # noqa: A004  # sonde.open reads as intended
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "Run": ("sonde.store.reading.run", "Run"),
+    "Sink": ("sonde.sinks.sink", "Sink"),
     "Sketch": ("sonde.sketch", "Sketch"),
     "Watch": ("sonde.watching", "Watch"),
     "attach": ("sonde.capture.active", "attach"),

@@ -229,7 +229,7 @@ class GraphPart:
     notes: Sequence[tuple[str, str]] = ()
 
 
-class Sink(Protocol):
+class RecordSink(Protocol):
     """Where records go. Called from one background thread; may block, may raise, may not matter.
 
     A sink that also has a method `graph(part: GraphPart)` is told the graph of the model.

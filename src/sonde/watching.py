@@ -26,7 +26,10 @@ from sonde.capture.open_watches import OPEN as _OPEN
 from sonde.capture.open_watches import UNRECORDED as _UNRECORDED
 from sonde.capture.plan import Every, Phases, plan_of, schedule_of
 from sonde.capture.voice import WarnOnce, users_place
-from sonde.record import Sink
+from sonde.record import RecordSink
+from sonde.sinks.feed import Feeds
+from sonde.sinks.request import check_sinks
+from sonde.sinks.sink import Sink, WatchedRun
 from sonde.store.writing.claims import RankTakenError
 from sonde.store.writing.placement import place_run, step_of
 from sonde.store.writing.writer import Writer
@@ -48,7 +51,7 @@ def watch(
     resume: bool = False,
     step: int | None = None,
     config: dict[str, Any] | None = None,
-    sinks: Sequence[Sink] = (),
+    sinks: Sequence[Sink | RecordSink] = (),
     max_calls: int = 16,
     strict: bool = False,
     rank: int | None = None,
@@ -83,9 +86,8 @@ def watch(
         step: Number of the first step; 0 by default. When resuming, by default what the optimizer
             has counted, if it does; else one after the last recorded, with a warning.
         config: Anything about the training to keep with the run.
-        sinks: Further destinations for what is recorded.
-        max_calls: Calls of one module in one pass that are told apart; more are skipped and
-            counted.
+        sinks: Further destinations for what is recorded: instances of `sonde.Sink`.
+        max_calls: Calls of a module in one pass that are recorded; more are skipped and counted.
         strict: Raise errors of the recording instead of going on without the part that failed.
         rank: Rank of this process; by default what the launcher says (`RANK` of torchrun,
             `SLURM_PROCID` of srun, `OMPI_COMM_WORLD_RANK` of mpirun), or 0. A rank is written by
@@ -118,6 +120,7 @@ def watch(
         hyperparameters=hyperparameters,
         final_parameters=final_parameters,
     )
+    named, others = check_sinks(sinks)
     schedule = schedule_of(every)
     budget = None if overhead_budget is None else Budget(schedule, overhead_budget)
     prepared = backend_of(model).prepare(model, optimizer, plan)
@@ -154,10 +157,11 @@ def watch(
         voice.warn(f"This process records nothing. {error}")
         _UNRECORDED.append(ref(model))
         return Watch.inert()
-    drain.start([writer, *session.sinks, *sinks])
-    others = [w.path.name for w in _OPEN if w.watches(model)]
-    made = Watch(session, drain, writer, voice, every, budget, new_writer)
-    session.tell_concerns(sorted(others), is_guess=place.is_guess)
+    feeds = Feeds(named, WatchedRun(place.path, rank, config or {}), drain.tell)
+    drain.start([feeds, writer, *session.sinks, *others])  # feeds first: the run is told of losses
+    runs = [w.path.name for w in _OPEN if w.watches(model)]
+    made = Watch(session, drain, writer, voice, every, budget, new_writer, feeds)
+    session.tell_concerns(sorted(runs), is_guess=place.is_guess)
     return made
 
 
@@ -180,12 +184,14 @@ class Watch:
         every: Every | None,
         budget: Budget | None = None,
         new_writer: Callable[..., Writer] | None = None,
+        feeds: Feeds | None = None,
     ) -> None:
         self._session = session
         self._budget = budget
         self._drain = drain
         self._writer = writer
         self._new_writer = new_writer
+        self._feeds = feeds
         self._voice = voice
         self._every = every
         self._pid = os.getpid()
@@ -449,10 +455,12 @@ class Watch:
         if self._session is None or os.getpid() != self._pid:
             return
         assert self._drain is not None
+        assert self._feeds is not None
         with self._lock:
             if self._is_shut:
                 return
             self._reason = self._reason or reason
+            self._feeds.limit_s = timeout_s
             try:
                 self._session.close()
                 self._tell_cost()

@@ -27,7 +27,7 @@ from sonde.capture.numbers.scalars import RecentScalars, Scalars, renumber
 from sonde.capture.phases import Phases, is_training
 from sonde.capture.plan import Every, Plan, Schedule
 from sonde.capture.troubles import Troubles
-from sonde.record import PARAMETER_KINDS, Kind, Sink, Site
+from sonde.record import PARAMETER_KINDS, Kind, RecordSink, Site
 
 
 class ArraySession:
@@ -125,7 +125,7 @@ class ArraySession:
     # -- as a session --------------------------------------------------------------------------
 
     @property
-    def sinks(self) -> Sequence[Sink]:
+    def sinks(self) -> Sequence[RecordSink]:
         return [self._latest]
 
     @property

@@ -20,7 +20,7 @@ from sonde.capture.budget import Budget
 from sonde.capture.drain import Drain
 from sonde.capture.plan import Every, Plan, Schedule
 from sonde.capture.troubles import Troubles
-from sonde.record import Sink
+from sonde.record import RecordSink
 
 Refuse = Callable[[str], None]
 """Takes a sentence about something that was not done: raises it if strict, else warns."""
@@ -79,7 +79,7 @@ class Session(Protocol):
         ...
 
     @property
-    def sinks(self) -> Sequence[Sink]:
+    def sinks(self) -> Sequence[RecordSink]:
         """Sinks of its own, fed beside the run's writer."""
         ...
 

@@ -29,7 +29,7 @@ from sonde._signals import Bell, Gate, is_from_handler
 from sonde.capture.numbers.norms import Norms
 from sonde.capture.voice import Place, say
 from sonde.capture.window import NATIVE_PHASE, FilledRows, Window
-from sonde.record import Event, GraphPart, NumberBatch, Sink, SiteInfo, SketchBatch, Sketches
+from sonde.record import Event, GraphPart, NumberBatch, RecordSink, SiteInfo, SketchBatch, Sketches
 from sonde.sketch import concatenate, cut, merge_groups
 
 _LOG = logging.getLogger("sonde")
@@ -100,8 +100,8 @@ class NewSink:
     """One more sink to feed from now on, or one in place of another; it is given the sites declared
     so far."""
 
-    sink: Sink
-    old: Sink | None = None
+    sink: RecordSink
+    old: RecordSink | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Drain:
 
     def __init__(
         self,
-        sinks: Sequence[Sink] | None = None,
+        sinks: Sequence[RecordSink] | None = None,
         *,
         capacity_bytes: int = 512 << 20,
         most_waiting: int = 100_000,
@@ -139,7 +139,7 @@ class Drain:
     ) -> None:
         self.after_step = after_step
         self.norms: Norms | None = None
-        self._sinks: list[Sink] = []
+        self._sinks: list[RecordSink] = []
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._capacity_bytes = capacity_bytes
         self._most_waiting = most_waiting
@@ -158,7 +158,7 @@ class Drain:
         if sinks is not None:
             self.start(sinks)
 
-    def start(self, sinks: Sequence[Sink]) -> None:
+    def start(self, sinks: Sequence[RecordSink]) -> None:
         """Feed these sinks from now on, with the jobs that wait first."""
         self._sinks = list(sinks)
         self._has_started = True
@@ -205,7 +205,7 @@ class Drain:
         self._lose_waiting()
         return self._lost - self._told_lost
 
-    def replace(self, old: Sink, new: Sink) -> None:
+    def replace(self, old: RecordSink, new: RecordSink) -> None:
         """Feed the new sink in place of the old one from now on."""
         self.put(NewSink(new, old))
 
@@ -272,7 +272,7 @@ class Drain:
             lost, self._told_lost = self._lost - self._told_lost, self._lost
         if lost:
             text = "numbers came faster than they could be kept, or while the watch was closing"
-            self._tell(Event("numbers_dropped", text, level="warning", count=lost))
+            self.tell(Event("numbers_dropped", text, level="warning", count=lost))
 
     def _close_sinks(self) -> None:
         for sink in list(self._sinks):
@@ -284,7 +284,7 @@ class Drain:
             self._do(job)
         except Exception as error:
             _LOG.warning("a record was lost: %r", error, exc_info=True)
-            self._tell(Event("record_lost", repr(error), level="error"))
+            self.tell(Event("record_lost", repr(error), level="error"))
         if isinstance(job, WindowRows):
             self._done_bytes += job.filled.size_bytes
             if 4 * (self._given_bytes - self._done_bytes) < self._capacity_bytes:
@@ -320,9 +320,9 @@ class Drain:
                 self._each(lambda s: s.numbers(batch))
             case DeferredEvent():
                 if job.number():
-                    self._tell(job.event)
+                    self.tell(job.event)
             case Event():
-                self._tell(job)
+                self.tell(job)
             case GraphPart():
                 self._each(lambda s: _tell_graph(s, job))
             case DeferredWarning():
@@ -369,14 +369,15 @@ class Drain:
             if norms is not None:
                 self._each(lambda s: s.numbers(norms))
 
-    def _tell(self, event: Event) -> None:
+    def tell(self, event: Event) -> None:
+        """Pass an event to the sinks now. For the drain's thread; others `put` it."""
         self._each(lambda s: s.event(event))
 
-    def _each(self, act: Callable[[Sink], None]) -> None:
+    def _each(self, act: Callable[[RecordSink], None]) -> None:
         for sink in list(self._sinks):
             self._guard(sink, act)
 
-    def _guard(self, sink: Sink, act: Callable[[Sink], None]) -> None:
+    def _guard(self, sink: RecordSink, act: Callable[[RecordSink], None]) -> None:
         try:
             act(sink)
         except Exception as error:
@@ -387,11 +388,11 @@ class Drain:
             told = Event("sink_failed", repr(error), where=sink.name, level="error")
             self._each(lambda s: s.event(told))
 
-    def _forget(self, sink: Sink) -> None:
+    def _forget(self, sink: RecordSink) -> None:
         self._sinks = [s for s in self._sinks if s is not sink]
 
 
-def _tell_graph(sink: Sink, part: GraphPart) -> None:
+def _tell_graph(sink: RecordSink, part: GraphPart) -> None:
     """Not every sink has a use for the graph."""
     take_graph = getattr(sink, "graph", None)
     if take_graph is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from sonde.record import PARAMETER_KINDS, Kind
+from sonde.record import PARAMETER_KINDS, Kind, Site
 
 ROOT: Final = "[root module]"
 
@@ -78,6 +78,12 @@ def _of_parameter(
     kind = kinds[0]
     key = f"{_FLAT.get(kind, kind)}{difference}{stage}/{path}/{metric}"
     return Label(module, f"{kind}{difference}{stage}/{slot}/{metric}", key)
+
+
+def of_statistic(site: Site, name: str) -> str:
+    """The flat key of a statistic at a site: `activation/h.0.mlp/rms`."""
+    module = f"{site.module or ROOT}#{site.call}" if site.call else site.module
+    return of_metric(name, (site.kind,), module, site.slot, is_difference=False).key
 
 
 def of_log(name: str, module: str | None) -> Label:

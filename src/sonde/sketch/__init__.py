@@ -5,6 +5,7 @@ from sonde.sketch.columns import cut as cut
 from sonde.sketch.columns import from_dense as from_dense
 from sonde.sketch.columns import merge_groups as merge_groups
 from sonde.sketch.columns import take as take
+from sonde.sketch.columns import without_bins as without_bins
 from sonde.sketch.formats import FORMATS as FORMATS
 from sonde.sketch.formats import Format as Format
 from sonde.sketch.formats import Loss as Loss
@@ -34,4 +35,5 @@ __all__ = [
     "row",
     "statistic",
     "take",
+    "without_bins",
 ]

@@ -35,6 +35,12 @@ def empty() -> Sketches:
     )
 
 
+def without_bins(s: Sketches) -> Sketches:
+    """The counts, sums and extrema alone."""
+    offsets = np.zeros(len(s) + 1, np.int64)
+    return Sketches(s.counts, s.sums, s.extrema, offsets, s.bin_ids[:0], s.bin_counts[:0])
+
+
 def concatenate(parts: Sequence[Sketches]) -> Sketches:
     """The rows of all parts, in order."""
     if not parts:

@@ -52,7 +52,7 @@ class Latest:
         found: dict[str, float] = {}
         for name in asked:
             values = statistic(name)(sketches)
-            found |= {_key(sites[i], name): float(values[i]) for i in rows}
+            found |= {names.of_statistic(sites[i], name): float(values[i]) for i in rows}
         return found
 
     # -- as a sink -----------------------------------------------------------------------------
@@ -103,8 +103,3 @@ def _checked(asked: Sequence[str]) -> Iterator[str]:
                 f"`sonde.open(watch.path).stats(stat={name!r})`."
             )
         yield name
-
-
-def _key(site: Site, name: str) -> str:
-    module = f"{site.module or names.ROOT}#{site.call}" if site.call else site.module
-    return names.of_metric(name, (site.kind,), module, site.slot, is_difference=False).key

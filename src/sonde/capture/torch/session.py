@@ -30,7 +30,7 @@ from sonde.capture.torch.optim.hyperparameters import Hyperparameters
 from sonde.capture.torch.optim.optimizers import Optimizers
 from sonde.capture.torch.outside import ManualRecords
 from sonde.capture.troubles import Troubles
-from sonde.record import Sink
+from sonde.record import RecordSink
 
 __all__ = ["TorchSession", "check", "updates_of"]
 
@@ -133,7 +133,7 @@ class TorchSession:
         return self.capture.recorder.table_on(device).kernel
 
     @property
-    def sinks(self) -> list[Sink]:
+    def sinks(self) -> list[RecordSink]:
         """What compares records of frozen parameters, and what keeps the latest record."""
         return [self._optimizers.frozen, self.latest]
 

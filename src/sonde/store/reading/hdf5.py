@@ -30,7 +30,7 @@ _EMPTY: Final = "%"
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class ExportedSeries:
     """The values of a scalar (`module` is None) or of a metric over steps."""
 
     name: str
@@ -63,16 +63,16 @@ def write(run: Run, path: str | os.PathLike[str]) -> int:
     return n
 
 
-def read(path: str | os.PathLike[str]) -> list[Series]:
+def read(path: str | os.PathLike[str]) -> list[ExportedSeries]:
     """Everything that `write` has written, in no particular order."""
     h5py = _h5py()
-    found: list[Series] = []
+    found: list[ExportedSeries] = []
 
     def visit(_path: str, item: Any) -> None:  # h5py has no types
         if isinstance(item, h5py.Group) and "keys" in item and "phase" in item.attrs:
             module = item.attrs.get("module")
             found.append(
-                Series(
+                ExportedSeries(
                     _text(item.attrs["name"]),
                     None if module is None else _text(module),
                     _text(item.attrs["phase"]),
@@ -86,7 +86,7 @@ def read(path: str | os.PathLike[str]) -> list[Series]:
     return found
 
 
-def _series(run: Run) -> Iterator[Series]:
+def _series(run: Run) -> Iterator[ExportedSeries]:
     for view, columns in (("scalars", ("name",)), ("metrics", ("module", "name"))):
         order = ", ".join(("phase", *columns, "step"))
         rows = run.sql(f"select * from {view} order by {order}", frame="arrow")
@@ -98,11 +98,11 @@ def _series(run: Run) -> Iterator[Series]:
             if i == len(several) or several[i] != several[first]:
                 phase, *where = several[first]
                 module = where[0] if len(where) > 1 else None
-                yield Series(where[-1], module, phase, steps[first:i], values[first:i])
+                yield ExportedSeries(where[-1], module, phase, steps[first:i], values[first:i])
                 first = i
 
 
-def _put(file: Any, series: Series) -> None:  # h5py.File
+def _put(file: Any, series: ExportedSeries) -> None:  # h5py.File
     parts = ["phases", series.phase] if series.phase != "train" else []
     parts += ["scalars"] if series.module is None else ["metrics", series.module]
     parts += series.name.split("/")

@@ -64,7 +64,7 @@ class _Flush:
 
 
 class Writer:
-    """Writes one attempt of one rank of a run. A sink: see `sonde.record.Sink`.
+    """Writes one attempt of one rank of a run. A sink: see `sonde.record.RecordSink`.
 
     Handing over never blocks, never raises and costs about a microsecond per batch. Arrays that
     were handed over belong to the writer: do not change them afterwards. In a forked child every

@@ -1,0 +1,9 @@
+"""Sinks: further destinations for what a watch records, by name and on request."""
+
+from sonde.sinks.sink import Reading as Reading
+from sonde.sinks.sink import Series as Series
+from sonde.sinks.sink import Sink as Sink
+from sonde.sinks.sink import SinkOptions as SinkOptions
+from sonde.sinks.sink import WatchedRun as WatchedRun
+
+__all__ = ["Reading", "Series", "Sink", "SinkOptions", "WatchedRun"]
