@@ -1,4 +1,6 @@
-"""Python processes that Sonde starts: none of them imports from the current directory.
+"""Python itself: frames, and processes that Sonde starts.
+
+No such process imports from the current directory.
 
 `python -m` puts the current directory first on the path, so a `queue.py` in a folder of runs that a
 stranger shared would be executed. `-P` leaves it out; the environment does the same for whatever
@@ -9,6 +11,9 @@ from __future__ import annotations
 
 import os
 import sys
+from sys import _getframe as frame_at
+
+__all__ = ["command", "environment", "frame_at"]  # `frame_at(1)`: the frame of who called
 
 
 def command(module: str, *arguments: str) -> list[str]:

@@ -23,7 +23,9 @@ from sonde.capture.budget import Budget
 from sonde.capture.drain import DeferredWarning, Drain
 from sonde.capture.launch import rank_and_world
 from sonde.capture.open_watches import OPEN as _OPEN
+from sonde.capture.open_watches import PARTS as _PARTS
 from sonde.capture.open_watches import UNRECORDED as _UNRECORDED
+from sonde.capture.open_watches import WatchParts
 from sonde.capture.plan import Every, Phases, plan_of, schedule_of
 from sonde.capture.voice import WarnOnce, users_place
 from sonde.record import RecordSink
@@ -206,6 +208,7 @@ class Watch:
                 budget.spent_s = lambda: session.spent_s
             drain.after_step = self._tell_cost
             _OPEN.add(self)
+            _PARTS[self] = WatchParts(session, writer)
             # Registered after the writer's own, so that it runs before it.
             atexit.register(self._at_exit)
 
@@ -433,6 +436,7 @@ class Watch:
             self._writer.close("resumed at an earlier step")
             old, self._writer = self._writer, self._new_writer(resume_from_step=step)
             self._drain.replace(old, self._writer)
+            _PARTS[self] = WatchParts(self._session, self._writer)
 
     def watches(self, model: Any) -> bool:
         """Whether this is the watch of that model."""
@@ -452,6 +456,7 @@ class Watch:
         """
         self._closed = True
         _OPEN.discard(self)
+        _PARTS.pop(self, None)
         if self._session is None or os.getpid() != self._pid:
             return
         assert self._drain is not None

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Final
-from weakref import ref
+from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary, ref
 
 OPEN: Final[set[Any]] = set()
 """`Any`: a `Watch`."""
+
+
+class WatchParts(NamedTuple):
+    """What a trace shares with the watch of its model. `Any`: what is given may be `None`."""
+
+    session: Any
+    writer: Any
+
+
+PARTS: Final[WeakKeyDictionary[Any, WatchParts]] = WeakKeyDictionary()
+"""The parts of each open watch."""
 
 UNRECORDED: Final[list[ref[Any]]] = []
 """Models whose watch records nothing, because another process writes their rank."""

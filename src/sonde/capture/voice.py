@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any, Final
 
 from sonde._errors import SondeWarning
+from sonde._python import frame_at
 
 LOG: Final = logging.getLogger("sonde.warnings")
 """What could not be said as a warning."""
@@ -62,7 +63,7 @@ def users_place() -> Place:
     if torch is not None:
         skipped.append(os.path.dirname(torch.__file__) + os.sep)
     prefixes = tuple(skipped)
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = frame_at(1)
     place = ("sonde", 1)
     while frame is not None:
         place = (frame.f_code.co_filename, frame.f_lineno or 1)

@@ -146,7 +146,7 @@ class SiteGroup:
     in every window.
     """
 
-    __slots__ = ("_is_fixed", "_touched", "_window", "all", "first", "ids", "offsets", "phase")
+    __slots__ = ("all", "first", "ids", "is_fixed", "offsets", "phase", "touched", "window")
 
     def __init__(self, ids: list[int], phase: str, indices: list[int] | None = None) -> None:
         self.phase = phase
@@ -154,9 +154,9 @@ class SiteGroup:
         self.ids = np.array(ids, dtype=np.int32)
         self.first = 0
         self.offsets = np.arange(len(ids)) if indices is None else np.array(indices, dtype=np.int64)
-        self._is_fixed = indices is not None
-        self._window = -1
-        self._touched = self.all
+        self.is_fixed = indices is not None
+        self.window = -1
+        self.touched = self.all
 
 
 class TouchedGroup(NamedTuple):
@@ -277,23 +277,23 @@ class Rows:
     def touch_group(self, group: SiteGroup, some: list[int] | None = None) -> bool:
         """Mark sites of the group as seen: all of them, or some; False if the window has to end
         first."""
-        if group._window != self.window.number:
-            if not group._is_fixed:
+        if group.window != self.window.number:
+            if not group.is_fixed:
                 first = self._claim(len(group.ids))
                 if first is None:
                     return False
                 group.first = first
-            group._window = self.window.number
-            group._touched = group.all if some is None else np.zeros(len(group.ids), dtype=np.bool_)
-            self.window.groups.append(TouchedGroup(group, group._touched, group.first))
-        if group._touched is not group.all:
-            group._touched[slice(None) if some is None else some] = True
+            group.window = self.window.number
+            group.touched = group.all if some is None else np.zeros(len(group.ids), dtype=np.bool_)
+            self.window.groups.append(TouchedGroup(group, group.touched, group.first))
+        if group.touched is not group.all:
+            group.touched[slice(None) if some is None else some] = True
         return True
 
     def forget_group(self, group: SiteGroup) -> None:
         """Drop what the group has in this window; its rows may hold anything and are given up."""
         self.window.groups = [t for t in self.window.groups if t.group is not group]
-        group._window = -1
+        group.window = -1
 
     def share(self, spot: Spot, row: Row) -> bool:
         """Point the spot to a row that holds this tensor; False if it holds more than that."""

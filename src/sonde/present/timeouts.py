@@ -38,7 +38,7 @@ def patient_protocol(
             self._expect()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._forget()
+            self.forget()
             super().connection_lost(exc)
 
         def on_response_complete(self) -> None:
@@ -49,7 +49,7 @@ def patient_protocol(
         def _expect(self) -> None:
             """Begin to wait, or stop: all of a request is there when its answer is being made."""
             if self.cycle is not None and not self.cycle.response_complete:
-                self._forget()
+                self.forget()
             elif self._timer is None:
                 self._timer = self.loop.call_later(patience_s, self._give_up)
                 waiting.setdefault(self)
@@ -65,12 +65,12 @@ def patient_protocol(
                 if other is self:
                     return
                 if not other.transport.get_write_buffer_size():  # else it is still being answered
-                    other._forget()
+                    other.forget()
                     other.connections.discard(other)
                     other.transport.close()
                     return
 
-        def _forget(self) -> None:
+        def forget(self) -> None:
             waiting.pop(self, None)
             if self._timer is not None:
                 self._timer.cancel()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from sonde._errors import SondeError
 from sonde.capture.launch import rank_and_world
+from sonde.capture.open_watches import OPEN, PARTS, UNRECORDED
 from sonde.capture.plan import Every, schedule_of
 from sonde.record import Event
 from sonde.tracing import callbacks
@@ -270,6 +271,12 @@ class Trace:
     ) -> None:
         self.close(quiet=kind is not None)
 
+    def forked(self) -> None:
+        """Trace nothing more: the process is a fork of the one that traces."""
+        if self._tracer is not None:
+            self._tracer.forget()
+        self._is_closed = True
+
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else f"iteration {self.iteration}"
         return f"Trace({state}, {self.results!r})"
@@ -287,9 +294,7 @@ def _close_all() -> None:
 def _forget_all() -> None:
     """In a forked child nothing is traced: its threads did not come along."""
     for each in list(_OPEN):
-        if each._tracer is not None:
-            each._tracer.forget()
-        each._is_closed = True
+        each.forked()
     _OPEN.clear()
 
 
@@ -335,22 +340,17 @@ class WatchClock:
 
 
 def _clock(framework: Any, watch: Watch | None, first: int) -> PassClock | WatchClock:
-    if watch is None or watch._session is None:
-        return PassClock(framework, first)
-    return WatchClock(framework, watch._session)
+    session = None if watch is None else PARTS[watch].session
+    return PassClock(framework, first) if session is None else WatchClock(framework, session)
 
 
 def _watch_of(model: Any) -> Watch | None:
-    watching = sys.modules.get("sonde.watching")  # where nobody has loaded it, nobody watches
-    if watching is None:
-        return None
-    return next((w for w in list(watching._OPEN) if w.watches(model)), None)
+    return next((w for w in list(OPEN) if w.watches(model)), None)
 
 
 def _is_unrecorded(model: Any) -> bool:
     """Whether the watch of the model records nothing: another process writes its rank."""
-    watching = sys.modules.get("sonde.watching")
-    return watching is not None and any(r() is model for r in watching._UNRECORDED)
+    return any(r() is model for r in UNRECORDED)
 
 
 def _destination(into: object, watch: Watch | None) -> tuple[Destination, Any]:
@@ -362,7 +362,7 @@ def _destination(into: object, watch: Watch | None) -> tuple[Destination, Any]:
         if text == "memory" or (text == "auto" and watch is None):
             return InMemory(), None
         if text in ("auto", "run"):
-            if watch is None or watch._writer is None:
+            if watch is None or PARTS[watch].writer is None:
                 raise SondeError(
                     '`into="run"` needs a watch of this model: `sonde.watch(model, ...)` first, '
                     'or `into="memory"`, or a file such as `into="values.h5"`.'
@@ -371,7 +371,8 @@ def _destination(into: object, watch: Watch | None) -> tuple[Destination, Any]:
             from sonde.store.tensors import TracedValue
             from sonde.tracing.torch.runs import RunDestination
 
-            return RunDestination(watch._writer, packing, TracedValue), watch._writer
+            writer = PARTS[watch].writer
+            return RunDestination(writer, packing, TracedValue), writer
         if Path(text).suffix.lower() in _HDF5_ENDINGS:
             return HDF5(text), None
     raise SondeError(

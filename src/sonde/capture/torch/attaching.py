@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 def attach(capture: Capture, x: Tensor, name: str) -> None:
     """Record the tensor where it was attached; note why, if it is not."""
-    at = capture._pass()
+    at = capture.current_pass()
     is_redone = current_backward() != -1
     stack = at.redone if is_redone else at.stack
-    if not capture._wants(at.phase):
+    if not capture.wants(at.phase):
         return
     if not stack or at.is_outside:
         if not is_redone and not is_being_traced():
@@ -27,7 +27,7 @@ def attach(capture: Capture, x: Tensor, name: str) -> None:
     try:
         with capture.lock:
             if not is_redone:
-                capture._graph.attach(name, x)
+                capture.graph_taker.attach(name, x)
             if not capture.kinds & {"attach", "attach_grad"}:
                 capture.silence.unheard(name, "`log` has neither `attach` nor `attach_grad`")
                 return
@@ -39,4 +39,4 @@ def attach(capture: Capture, x: Tensor, name: str) -> None:
             if "attach_grad" in capture.kinds:
                 capture.collector.watch_gradient(tap, at, "attach_grad", call, name, x)
     except Exception as error:
-        capture._tap_failed(tap, error)
+        capture.tap_failed(tap, error)

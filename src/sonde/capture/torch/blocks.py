@@ -32,8 +32,8 @@ def _switch(capture: Capture, name: str | None, step: int | None) -> tuple[str |
     """Take all passes for this phase from now on. Returns what was before."""
     with capture.lock:
         if name is not None:
-            capture._wake()
-        capture._end_outside()
+            capture.wake()
+        capture.end_outside()
         before = capture.phases.force(name, step)
-        capture._settle()
+        capture.settle()
         return before

@@ -84,7 +84,7 @@ class Capture:
         self.troubles = Troubles(drain, strict=plan.strict)
         self.silence = Mistakes(self._root, self.troubles)
         self.phases = Phases(plan.phases, step, self.troubles.skip, self.troubles.failed)
-        self.recorder = Recorder(drain, self.troubles, tables, self._step_of)
+        self.recorder = Recorder(drain, self.troubles, tables, self.step_of)
         self.collector = Collector(self, self.recorder, self.troubles)
         self.structure: names.ModelStructure = names.ModelStructure(model)
         self.taps = WatchedModules(self, self.structure, self.troubles)
@@ -102,12 +102,12 @@ class Capture:
         self._may_rest = True
         self._paused = 0
         self.passes_begun = 0
-        self._phase = "train"
+        self.phase = "train"
         self._passes: dict[int, Pass] = {}
         self._checkpoints = Checkpoints()
         self.graphs = CudaGraphs(self)
-        self._graph = model_graph.taker(model, drain, self.troubles, plan.max_calls)
-        self._begin()
+        self.graph_taker = model_graph.taker(model, drain, self.troubles, plan.max_calls)
+        self.begin_step()
         self.taps.start(self.root)
 
     # -- what the owner asks for ---------------------------------------------------------------
@@ -124,7 +124,7 @@ class Capture:
     @property
     def recording(self) -> bool:
         """Whether the current step is recorded, now."""
-        return self.recorder.capturing is not None or (self._recording and not self._paused)
+        return self.recorder.capturing is not None or (self.records_training and not self._paused)
 
     @property
     def step(self) -> int:
@@ -132,11 +132,11 @@ class Capture:
         return self.phases.step
 
     @property
-    def _recording(self) -> bool:
+    def records_training(self) -> bool:
         return self.phases.records_training
 
     @property
-    def _forced(self) -> str | None:
+    def forced_phase(self) -> str | None:
         return self.phases.forced
 
     def reschedule(self, schedule: Schedule) -> None:
@@ -145,18 +145,18 @@ class Capture:
             self._schedule = schedule
             self.always = schedule == schedule_of(1)
             if self.phases.is_between:
-                self._begin()
+                self.begin_step()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Record nothing inside."""
         self._paused += 1
-        self._settle()
+        self.settle()
         try:
             yield
         finally:
             self._paused -= 1
-            self._settle()
+            self.settle()
 
     def close(self) -> None:
         """Hand over what is left and take every hook off."""
@@ -164,17 +164,17 @@ class Capture:
             if self._is_bare:
                 return
             self.is_closed = True
-            self._settle()
+            self.settle()
             self.silence.close()
             self.graphs.close()
             self.taps.remove()
             self.collector.close()
             if self.observer is not None:
                 self.observer.end_step()
-            self.recorder.hand_over(self._step_of)
+            self.recorder.hand_over(self.step_of)
             self.recorder.end_phases()
             self.recorder.close()
-            self._graph.close(step=self.step)
+            self.graph_taker.close(step=self.step)
             self._is_bare = True  # last: who is interrupted before it closes again
             self.troubles.tell_the_rest()
 
@@ -184,13 +184,13 @@ class Capture:
             self.observer = self.collector.observer = observer
             self.onlooker = observer if "output" in observer.kinds else None
             self.kinds = self.plan.kinds | observer.kinds
-            self._settle()
+            self.settle()
             self.taps.widen(self.root, follows=observer.follows_calls)
 
     def forked(self) -> None:
         """Be silent for ever: the process is a fork of the one that records."""
         self.is_closed = self._is_bare = True
-        self._settle()
+        self.settle()
 
     # -- what hooks report ---------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ class Capture:
             with self.lock:
                 self._enter(tap, module, args, kwargs)
         except Exception as error:
-            self._tap_failed(tap, error)
+            self.tap_failed(tap, error)
         finally:
             self.spent_ns += time.perf_counter_ns() - began
 
@@ -210,12 +210,12 @@ class Capture:
             with self.lock:
                 self._leave(tap, module, output)
         except Exception as error:
-            self._tap_failed(tap, error)
+            self.tap_failed(tap, error)
         finally:
             self.spent_ns += time.perf_counter_ns() - began
 
     def gradient(self, spots: list[Spot], grad: Tensor, returned: bool) -> None:
-        if not self._wants(spots[0].phase):
+        if not self.wants(spots[0].phase):
             return
         began = time.perf_counter_ns()
         try:
@@ -232,7 +232,7 @@ class Capture:
     def traced(self) -> None:
         self._may_rest = False
         self.taps.share()
-        self._wake()
+        self.wake()
 
     def hears(self) -> bool:
         """Compiled code runs: whether what its taps see now is recorded."""
@@ -240,7 +240,7 @@ class Capture:
             with self.lock:
                 if self.asleep or current_backward() != -1:
                     return not self.asleep
-                return self._in_compiled_pass(self._pass())
+                return self._in_compiled_pass(self.current_pass())
         except Exception as error:
             self.troubles.failed("compiled code", error)
             return False
@@ -253,17 +253,17 @@ class Capture:
         began = time.perf_counter_ns()
         try:
             with self.lock:
-                at = self._pass()
+                at = self.current_pass()
                 if key.is_gradient:
-                    wanted = self.recording or self._forced is not None
+                    wanted = self.recording or self.forced_phase is not None
                 else:
                     wanted = current_backward() == -1 and self._in_compiled_pass(at)
                 if wanted:
-                    self._graph.compiled(step=self.step)
+                    self.graph_taker.compiled(step=self.step)
                     self.collector.compiled(key, at, x)
         except Exception as error:
             for tap, _ in key.places():
-                self._tap_failed(tap, error)
+                self.tap_failed(tap, error)
         finally:
             self.spent_ns += time.perf_counter_ns() - began
 
@@ -288,8 +288,8 @@ class Capture:
                 return
             if self.observer is not None:
                 self.observer.end_step()
-            self.recorder.hand_over(self._step_of)
-            if self._recording:
+            self.recorder.hand_over(self.step_of)
+            if self.records_training:
                 if not self.passes_begun and self.plan.kinds & MODULE_KINDS and not self._paused:
                     self.troubles.unseen()  # what was compiled before we came calls no hooks
                 self.recorded_steps += 1
@@ -307,54 +307,54 @@ class Capture:
             if self.native is not None:
                 self.native.bound = False
                 self.spent_ns, self.native.spent_ns = self.spent_ns + self.native.spent_ns, 0
-            self._begin()
+            self.begin_step()
 
     def go_to(self, step: int) -> None:
         """The next step is this one: a checkpoint was loaded."""
         with self.lock:
-            self.recorder.hand_over(self._step_of)
+            self.recorder.hand_over(self.step_of)
             self.recorder.end_phases()
             self.phases.go_to(step)
             self.troubles.step = step
             self.silence.guess = None
             self.collector.clear()
-            self._begin()
+            self.begin_step()
 
     # -- passes --------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
+    def begin_step(self) -> None:
         self.phases.is_due = False
         try:
             self.phases.is_due = bool(self._schedule(self.step))
         except Exception as error:
             self.troubles.failed("every", error)
-        self._settle()
-        if self._recording:
-            self._wake()
-        elif self._may_rest and self._forced is None and self.passes_begun > 1:
+        self.settle()
+        if self.records_training:
+            self.wake()
+        elif self._may_rest and self.forced_phase is None and self.passes_begun > 1:
             self.taps.rest()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Work out whether hooks have anything to do before the next step ends."""
-        idle = not self.recording and self._forced is None
+        idle = not self.recording and self.forced_phase is None
         is_paused = self._paused > 0 and self.recorder.capturing is None
         self.asleep = self.is_closed or is_paused or (idle and not self.phases.is_between)
-        is_usual = self.recorder.capturing is None and self._forced is None
+        is_usual = self.recorder.capturing is None and self.forced_phase is None
         is_live = is_usual and self.recording and not self.asleep
         settle(self.native, self.observer, is_live, self.plan.phases)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         """Have all hooks in place: what comes is to be recorded, or compiled."""
         if self.taps.wake():
             self._may_rest = False
             self.troubles.tell("recompiled", "code compiled while nothing was recorded, again")
 
-    def _end_outside(self) -> None:
+    def end_outside(self) -> None:
         """What was recorded outside of training is complete."""
-        self.recorder.hand_over(self._step_of)
+        self.recorder.hand_over(self.step_of)
         self.recorder.end_phases(lambda phase: not is_training(phase))
 
-    def _wants(self, phase: str) -> bool:
+    def wants(self, phase: str) -> bool:
         """Whether values of that phase are recorded now."""
         if self.recorder.capturing is not None:
             return True
@@ -362,10 +362,10 @@ class Capture:
             return False
         return self.phases.wants(phase)
 
-    def _step_of(self, phase: str) -> int:
+    def step_of(self, phase: str) -> int:
         return self.phases.step_of(phase)
 
-    def _pass(self) -> Pass:
+    def current_pass(self) -> Pass:
         here = get_ident()
         found = self._passes.get(here)
         if found is None:
@@ -374,26 +374,26 @@ class Capture:
 
     def _start_pass(self, at: Pass, phase: str) -> None:
         root = self._root()
-        if phase != self._phase and not (is_training(phase) and is_training(self._phase)):
-            self._end_outside()
+        if phase != self.phase and not (is_training(phase) and is_training(self.phase)):
+            self.end_outside()
         elif self.recorder.has_shared:
-            self.recorder.hand_over(self._step_of)
-        self._phase = phase
+            self.recorder.hand_over(self.step_of)
+        self.phase = phase
         self.passes_begun += 1
         self.taps.mind()
         at.begin(phase)
         bind(self.native, at)
         if is_training(phase) and self.phases.is_between:
             self.phases.begin_step()
-            self._settle()
-            if self._recording or self.step == self._first_step:
+            self.settle()
+            if self.records_training or self.step == self._first_step:
                 self.taps.scan(root)
                 self.scanned_step = self.step
-            if self._recording:
+            if self.records_training:
                 self.begun()
-        if not is_training(phase) and self._wants(phase):
-            self._wake()  # hooks may rest: the step is not recorded, this pass is
-        if self.observer is not None and self._wants(phase):
+        if not is_training(phase) and self.wants(phase):
+            self.wake()  # hooks may rest: the step is not recorded, this pass is
+        if self.observer is not None and self.wants(phase):
             self.observer.began_pass(phase)
 
     def _in_compiled_pass(self, at: Pass) -> bool:
@@ -401,16 +401,16 @@ class Capture:
         if not at.stack:
             phase = phase_of(self.phases, self._root(), None)
             is_first = self.phases.is_between and is_training(phase)
-            if phase != at.phase or phase != self._phase or is_first:
+            if phase != at.phase or phase != self.phase or is_first:
                 self._start_pass(at, phase)
-        return self._wants(at.phase)
+        return self.wants(at.phase)
 
     # -- modules -------------------------------------------------------------------------------
 
     def _enter(self, tap: Tap, module: nn.Module, args: Any, kwargs: Any) -> None:
         if tap.module() is not module and not is_replica(module):
             return
-        at = self._pass()
+        at = self.current_pass()
         if current_backward() != -1:
             self._redo(tap, at)
             return
@@ -422,10 +422,10 @@ class Capture:
             self._start_pass(at, phase_of(self.phases, self._root(), module))
         call = -1 if at.is_outside else at.next_call(tap)
         at.stack.append((tap, call))
-        if call < 0 or not self._wants(at.phase):
+        if call < 0 or not self.wants(at.phase):
             return
         if len(at.stack) == 1 and self.recorder.capturing is None:
-            self._graph.begin(tap.path, module, args, kwargs, step=self.step)
+            self.graph_taker.begin(tap.path, module, args, kwargs, step=self.step)
         if not torch.is_grad_enabled():
             self._checkpoints.forward(tap, call)
         if self.observer is not None and tap.selected:
@@ -441,7 +441,7 @@ class Capture:
     def _leave(self, tap: Tap, module: nn.Module, output: Any) -> None:
         if tap.module() is not module and not is_replica(module):
             return
-        at = self._passes.get(get_ident()) or self._pass()
+        at = self._passes.get(get_ident()) or self.current_pass()
         is_redone = current_backward() != -1
         if is_redone:
             if not tap.enters:
@@ -450,7 +450,7 @@ class Capture:
         elif tap.enters:
             call = pop(at.stack, tap)
             if not at.stack:
-                self._graph.end(output, at.calls, step=self.step)
+                self.graph_taker.end(output, at.calls, step=self.step)
         elif at.stack or self._started_alone(at, module):
             call = -1 if at.stack and at.stack[-1][1] < 0 else at.next_call(tap)
             if call >= 0 and not torch.is_grad_enabled():
@@ -458,7 +458,7 @@ class Capture:
         else:
             return
         wanted = tap.output or tap.output_grad or self.observer is not None
-        if call < 0 or not wanted or not self._wants(at.phase):
+        if call < 0 or not wanted or not self.wants(at.phase):
             return
         collector = self.collector
         if call and collector.too_many(tap, call):
@@ -491,7 +491,7 @@ class Capture:
         if call is not None:
             at.redone.append((tap, call))
 
-    def _tap_failed(self, tap: Tap, error: Exception) -> None:
+    def tap_failed(self, tap: Tap, error: Exception) -> None:
         self.troubles.pass_on(error)
         tap.switch_off()
         self.troubles.failed(tap.path or ".", error)

@@ -53,7 +53,7 @@ class Mistakes:
         self._version = 0
         self._is_told = False
         self._unheard: dict[str, str] = {}
-        self._heard: set[str] = set()
+        self.heard_names: set[str] = set()
         _ALL.add(self)
 
     def passed(self) -> None:
@@ -89,13 +89,13 @@ class Mistakes:
 
     def heard(self, name: str) -> None:
         """A tensor was attached, and is recorded."""
-        self._heard.add(name)
+        self.heard_names.add(name)
 
     def end_step(self) -> None:
         """A recorded step is over: warn of what was attached in vain."""
         for name, reason in self._unheard.items():
-            if not any(name in each._heard for each in _ALL):
-                self._heard.add(name)  # it is said once
+            if not any(name in each.heard_names for each in _ALL):
+                self.heard_names.add(name)  # it is said once
                 self._troubles.concern(
                     "attach_unheard", f"sonde.attach({name!r}) is not recorded: {reason}", name
                 )

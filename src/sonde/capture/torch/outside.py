@@ -33,7 +33,7 @@ class ManualRecords:
             return
         with capture.lock:
             phase = capture.phases.forced or "train"
-            if capture.is_closed or not capture._wants(phase):
+            if capture.is_closed or not capture.wants(phase):
                 return
             spot = self._spots.get((name, phase))
             if spot is None:
@@ -63,7 +63,7 @@ class ManualRecords:
                 named = [n for n in capture.structure.parameters if self._wants(n)]
                 for first in range(0, len(named), _AT_ONCE):
                     if first:
-                        capture.recorder.hand_over(capture._step_of)
+                        capture.recorder.hand_over(capture.step_of)
                         capture.drain.wait(_WAIT_S)
                     for one in named[first : first + _AT_ONCE]:
                         self._record_parameter(one)

@@ -9,7 +9,6 @@ does not see (through `.data`, or by a foreign kernel into an existing tensor) i
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from types import CodeType, FrameType
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import _symbolic_trace
 
+from sonde._python import frame_at
 from sonde.capture.native import AVAILABLE, GradHook, Native, Row, Seen
 from sonde.capture.phases import Phases
 from sonde.capture.torch.rows.host import EXCHANGE
@@ -204,7 +204,7 @@ def is_inside_call_of(module: nn.Module) -> bool:
     For the rare case that cannot be told from a call that was interrupted: looks at the frames.
     """
     found = 0
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = frame_at(1)
     while frame is not None and found < 2:
         if frame.f_code is _CALL and frame.f_locals.get("self") is module:
             found += 1
@@ -297,7 +297,7 @@ class LeafHooks:
 def _context(method: str) -> Any:
     """The context of the checkpoint that is in its `forward` or `backward` now, None if none is."""
     name = f"CheckpointFunction.{method}"
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = frame_at(2)
     while frame is not None:
         code = frame.f_code
         if code.co_name == method and code.co_qualname.endswith(name):

@@ -241,7 +241,7 @@ class TorchSession:
         with capture.lock:
             if renumber(capture.phases, step, refuse):
                 capture.troubles.step = capture.step
-                capture._begin()
+                capture.begin_step()
 
     def record(self, name: object, x: object, refuse: Callable[[str], None]) -> None:
         """Sketch a tensor that belongs to no module, in the current step."""

@@ -8,7 +8,6 @@ no operation is added: the mode passes each one on as it came.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any, Final
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
+from sonde._python import frame_at
 from sonde._signals import is_from_handler
 from sonde.graph.model import merge_ports, node_id
 from sonde.graph.torch.origins import NOTHING, CallFrame, Origin, Origins, TensorOrigins
@@ -302,7 +302,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 def is_inside_compiled_call() -> bool:
     """Whether the compiler called the code that runs now: what it calls next will be compiled."""
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = frame_at(1)
     while frame is not None:
         if _COMPILER in frame.f_code.co_filename:
             return True

@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 from sonde.store import attempts
 from sonde.store.attempts import AttemptRecord
+from sonde.store.reading.stat_queries import ask
 from sonde.store.schemas import NUMBERS, SKETCHES
 
 if TYPE_CHECKING:
+    from sonde.store.documents import Document
     from sonde.store.reading.run import Run
+    from sonde.store.reading.snapshots import Snapshot
 
 
-def describe(run: Run) -> dict[str, Any]:
+def describe(run: Run, snapshot: Snapshot, about: Document) -> dict[str, Any]:
     """Plain values only, ready for JSON. Whatever a damaged file does not tell is None or empty."""
-    snapshot = run._look()
-    about = run._about
     last = {a.rank: record for a, record in sorted(snapshot.attempts.items())}
     first_rank = last[min(last)] if last else None
     events = _events(run)
@@ -58,14 +59,15 @@ def _steps(run: Run) -> dict[str, Any]:
     """The first and the last step of which anything is known, and of how many something is; and how
     many were recorded: those with sketches of more than the weights at the end, or all that are
     known where there is none."""
-    rows = run._ask(
+    rows = ask(
+        run,
         "with steps as (select distinct step, phase <> 'final' as sketched from records "
         "where not replaced "
         "union all select distinct step, false from numbers where not replaced), "
         "known as (select step, bool_or(sketched) as sketched from steps group by step) "
         "select min(step) as first, max(step) as last, "
         "coalesce(nullif(count(*) filter (sketched), 0), count(*)) as recorded, "
-        "count(*) as known from known"
+        "count(*) as known from known",
     )
     found: dict[str, Any] = rows.to_pylist()[0]
     return found
@@ -73,10 +75,11 @@ def _steps(run: Run) -> dict[str, Any]:
 
 def _events(run: Run) -> list[dict[str, Any]]:
     """Events, those with the same code, place and message told once with how often."""
-    rows = run._ask(
+    rows = ask(
+        run,
         "select code, level, place, message, sum(count)::bigint as count, "
         "min(step) filter (step >= 0) as step from events "
-        "group by code, level, place, message order by min(t_ns), min(ordinal) limit 1000"
+        "group by code, level, place, message order by min(t_ns), min(ordinal) limit 1000",
     )
     found: list[dict[str, Any]] = rows.to_pylist()
     return found

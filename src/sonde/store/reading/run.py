@@ -106,7 +106,7 @@ class Run:
     @careful
     def info(self) -> dict[str, Any]:
         """All that is known about the run: status, steps, versions, configuration, losses."""
-        return describe(self)
+        return describe(self, self._look(), self._about)
 
     @property
     @careful

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -29,9 +29,20 @@ _ROWS_AT_ONCE: Final = 100_000
 class QueryRunner(Protocol):
     """Something that answers queries over the views of `sonde.store.sql.queries`."""
 
-    def _ask(
-        self, query: str, params: Sequence[object] | Mapping[str, object] | None = None
-    ) -> pa.Table: ...
+    def sql(
+        self,
+        query: str,
+        params: Sequence[object] | Mapping[str, object] | None = None,
+        *,
+        frame: str | None = None,
+    ) -> Any: ...
+
+
+def ask(
+    run: QueryRunner, query: str, params: Sequence[object] | Mapping[str, object] | None = None
+) -> pa.Table:
+    """Return the answer to a query over the views as an Arrow table."""
+    return run.sql(query, params, frame="arrow")
 
 
 def check_stats(stat: str | Sequence[str] | None) -> list[str]:
@@ -100,7 +111,7 @@ def statistics(
     else:
         merged = queries.merged(key, where=chosen.where)
         query = f"select {', '.join(key)}, {queries.statistics(names)} from ({merged})"
-        rows = run._ask(query, chosen.parameters)
+        rows = ask(run, query, chosen.parameters)
     return _with_sites(rows, catalogue, names, all_attempts)
 
 
@@ -111,12 +122,12 @@ def sketch(
     chosen = Selection(["not replaced"]).equal("name", site.name).equal("phase", phase)
     chosen.equal("rank", rank)
     if step is None:
-        last = run._ask(f"select max(step) from records where {chosen.where}", chosen.parameters)
+        last = ask(run, f"select max(step) from records where {chosen.where}", chosen.parameters)
         step = last.column(0)[0].as_py()
         if step is None:
             raise SondeError(f"`{site.name}` has no record in phase `{phase}`.")
     at = Selection([*chosen.conditions], [*chosen.parameters]).steps(step)
-    rows = run._ask(f"select {sketch_rows.COLUMNS} from records where {at.where}", at.parameters)
+    rows = ask(run, f"select {sketch_rows.COLUMNS} from records where {at.where}", at.parameters)
     if rows.num_rows == 0:
         raise SondeError(_no_such_step(run, site, step, chosen))
     return row(sketch_rows.merge_by(rows, ())[1], 0)
@@ -124,7 +135,7 @@ def sketch(
 
 def _no_such_step(run: QueryRunner, site: Site, step: int, chosen: Selection) -> str:
     query = f"select distinct step from records where {chosen.where} order by abs(step - ?) limit 5"
-    near = run._ask(query, [*chosen.parameters, step])["step"].to_pylist()
+    near = ask(run, query, [*chosen.parameters, step])["step"].to_pylist()
     if not near:
         return f"`{site.name}` has no record in that phase and rank."
     shown = ", ".join(str(s) for s in sorted(near))
@@ -143,7 +154,7 @@ def of_numbers(
         if pattern is None:
             check_missing(missing)
             continue
-        known = run._ask(f"select distinct {column} from {view} order by all")[column].to_pylist()
+        known = ask(run, f"select distinct {column} from {view} order by all")[column].to_pylist()
         what = column if column == "module" else view.removesuffix("s")
         meant = names_meant(pattern, [str(n) for n in known], what, missing)
         chosen.one_of(column, meant)
@@ -160,7 +171,7 @@ def numbers(
     if rank is None and not all_attempts:
         order = "order by step, name" if view == "scalars" else "order by step, module, name"
         query = f"select {columns} from {view} where {chosen.where} {order}"
-        return run._ask(query, chosen.parameters)
+        return ask(run, query, chosen.parameters)
     chosen.equal("rank", rank)
     chosen.add("module is null" if view == "scalars" else "module is not null")
     if not all_attempts:
@@ -173,7 +184,7 @@ def numbers(
             order by rank, attempt desc, ordinal desc
         ) = 1 order by step, module, name, attempt
     """
-    return run._ask(query, chosen.parameters)
+    return ask(run, query, chosen.parameters)
 
 
 def merge(
@@ -184,7 +195,7 @@ def merge(
     merged = empty()
     columns = ", ".join((*by, sketch_rows.COLUMNS))
     for part in _in_parts(run, chosen):
-        rows = run._ask(f"select {columns} from records where {part.where}", part.parameters)
+        rows = ask(run, f"select {columns} from records where {part.where}", part.parameters)
         found, sketches = sketch_rows.merge_by(rows, by) if rows.num_rows else ([], empty())
         at = [keys.setdefault(key, len(keys)) for key in found]
         both = concatenate([merged, sketches])
@@ -199,7 +210,7 @@ def merge(
 def _from_view(run: QueryRunner, chosen: Selection, names: Sequence[str]) -> pa.Table:
     """Statistics that need no bins: computed by the engine from the columns that they need."""
     columns = ", ".join((*queries.KEY, *(f'"{name}"' for name in names)))
-    return run._ask(f"select {columns} from stages where {chosen.where}", chosen.parameters)
+    return ask(run, f"select {columns} from stages where {chosen.where}", chosen.parameters)
 
 
 def _from_bins(
@@ -209,7 +220,7 @@ def _from_bins(
     query = f"select {', '.join(key)}, {sketch_rows.COLUMNS} from records where "
     parts = []
     for part in _in_parts(run, chosen):
-        rows = run._ask(query + part.where, part.parameters)
+        rows = ask(run, query + part.where, part.parameters)
         if rows.num_rows == 0:
             continue
         found, merged = sketch_rows.merge_rows(rows, key)
@@ -225,7 +236,8 @@ def _from_bins(
 
 def _in_parts(run: QueryRunner, chosen: Selection) -> list[Selection]:
     """The selection, cut into ranges of steps that fit in memory."""
-    rows = run._ask(
+    rows = ask(
+        run,
         f"select step, count(*) as n from records where {chosen.where} group by step order by step",
         chosen.parameters,
     )

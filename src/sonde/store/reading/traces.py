@@ -17,6 +17,7 @@ from sonde.store import packing, patterns
 from sonde.store.documents import DamagedError
 from sonde.store.listing import Damage
 from sonde.store.reading.selection import Selection, Steps
+from sonde.store.reading.stat_queries import ask
 from sonde.store.segments import rank_folder
 from sonde.store.tensors import FOLDER, TensorReader
 
@@ -138,7 +139,8 @@ def read(
     chosen.equal("phase", phase).equal("rank", rank).equal("call", call)
     names = _names(run, name)
     chosen.add(f"name in ({', '.join('?' * len(names))})", *names)
-    found = run._ask(
+    found = ask(
+        run,
         f"select {_COLUMNS} from traces where {chosen.where} "
         "order by step, rank, attempt, ordinal, part",
         chosen.parameters,
@@ -151,7 +153,8 @@ def latest(run: Run, *, step: int | None = None, rank: int | None = None) -> Tra
     chosen = Selection(["not replaced", "kind in ('tensor', 'value')"]).equal("rank", rank)
     if step is not None:
         chosen.add("step <= ?", step)
-    found = run._ask(
+    found = ask(
+        run,
         "with last as (select rank, attempt, ordinal from traces "
         f"where {chosen.where} qualify row_number() over (partition by name, line "
         "order by step desc, attempt desc, rank, ordinal desc) = 1) "
@@ -164,22 +167,24 @@ def latest(run: Run, *, step: int | None = None, rank: int | None = None) -> Tra
 
 def listing(run: Run) -> Any:  # pa.Table
     """One row per traced name."""
-    return run._ask(
+    return ask(
+        run,
         'select name, module, slot, count(*) as "values", min(step) as first_step, '
         "max(step) as last_step, list_sort(list(distinct rank)) as ranks, "
         "arg_max(dtype, ordinal) as dtype, arg_max(shape, ordinal) as shape, "
         "arg_max(line, ordinal) as line, coalesce(sum(nbytes), 0)::bigint as nbytes from traces "
         "where not replaced and kind in ('tensor', 'value') "
-        "group by name, module, slot order by name"
+        "group by name, module, slot order by name",
     )
 
 
 def missing_files(run: Run) -> list[Damage]:
     """Files of arrays that rows point to and that are not there: of a run that was copied in part,
     for example. What is inside the others is checked when a value is read."""
-    rows = run._ask(
+    rows = ask(
+        run,
         "select rank, attempt, list_sort(list(distinct file)) as files from traces "
-        "where file is not null group by rank, attempt order by rank, attempt"
+        "where file is not null group by rank, attempt order by rank, attempt",
     )
     reader = TensorReader(run.path)
     found = []
@@ -197,7 +202,8 @@ def missing_files(run: Run) -> list[Damage]:
 def sources(run: Run, chosen: Selection | None = None) -> dict[str, TracedSource]:
     """The methods that were traced, by name; those of some rows of kind `source`, or of all."""
     chosen = chosen or Selection(["kind = 'source'"])
-    rows = run._ask(
+    rows = ask(
+        run,
         f"select name, line, value from traces where {chosen.where} order by attempt, rank desc",
         chosen.parameters,
     )
@@ -238,7 +244,7 @@ def _traced(run: Run, found: Any) -> Traced:  # Any: a pa.Table with rows of sin
 
 def _names(run: Run, pattern: str) -> list[str]:
     """The names that were traced and are meant."""
-    rows = run._ask("select distinct name from traces where kind <> 'source' order by name")
+    rows = ask(run, "select distinct name from traces where kind <> 'source' order by name")
     known: list[str] = rows["name"].to_pylist()
     if pattern in known:
         return [pattern]

@@ -15,6 +15,7 @@ import dis
 import opcode
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from dis import _parse_exception_table  # type: ignore[attr-defined]  # no public way
 from inspect import CO_GENERATOR
 from types import CodeType
 from typing import Any, Final
@@ -235,7 +236,7 @@ def _parsed(code: CodeType) -> tuple[list[_Instruction], list[_Guard]]:
             goes_back = "BACKWARD" in opcode.opname[instruction.op]
             step = -instruction.arg if goes_back else instruction.arg
             instruction.target = starts[offset + 2 + 2 * step]
-    parse: Any = dis._parse_exception_table  # type: ignore[attr-defined]  # no public way
+    parse: Any = _parse_exception_table
     guards = [
         _Guard(starts[e.start], starts.get(e.end), starts[e.target], e.depth, e.lasti)
         for e in parse(code)

@@ -20,6 +20,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar
 
+from sonde._python import frame_at
+
 _IS_PATCHED: Final = sys.version_info < (3, 12)
 _ARE_LOCALS_COPIED: Final = sys.version_info < (3, 13)
 _ASKING_FOR_LOCALS: Final = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe"})
@@ -296,27 +298,27 @@ class _Relay:
 
     def _start(self, first: object) -> None:
         for probe in self.probes:
-            probe.start(sys._getframe(1), first)
+            probe.start(frame_at(1), first)
 
     def _line(self, line: int) -> None:
         for probe in self.probes:
             if probe.open:
-                probe.line(sys._getframe(1), line)
+                probe.line(frame_at(1), line)
 
     def _returned(self, value: object) -> None:
         for probe in self.probes:
             if probe.open:
-                probe.returned(sys._getframe(1), value)
+                probe.returned(frame_at(1), value)
 
     def _yielded(self, value: object) -> None:
         for probe in self.probes:
             if probe.open:
-                probe.yielded(sys._getframe(1), value)
+                probe.yielded(frame_at(1), value)
 
     def _unwound(self) -> None:
         for probe in self.probes:
             if probe.open:
-                probe.unwound(sys._getframe(1))
+                probe.unwound(frame_at(1))
 
 
 class _Nothing:

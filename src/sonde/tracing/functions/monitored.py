@@ -12,6 +12,7 @@ from types import CodeType
 from typing import Any, Final
 
 from sonde._errors import SondeError
+from sonde._python import frame_at
 from sonde.tracing.functions.flow import quiet_lines
 from sonde.tracing.functions.mechanism import Locals, Probe
 
@@ -109,7 +110,7 @@ class Monitor:
         watched = self._watched.get(id(code))
         if watched is None:
             return
-        frame = sys._getframe(1)
+        frame = frame_at(1)
         first = None
         if watched.first is not None:
             values = frame.f_locals
@@ -129,23 +130,23 @@ class Monitor:
             return _monitoring.DISABLE
         for probe in watched.probes:
             if probe.open:
-                probe.line(sys._getframe(1), line)
+                probe.line(frame_at(1), line)
         return None
 
     def _returned(self, code: CodeType, _offset: int, value: object) -> None:
         watched = self._watched.get(id(code))
         for probe in watched.probes if watched else ():
             if probe.open:
-                probe.returned(sys._getframe(1), value)
+                probe.returned(frame_at(1), value)
 
     def _yielded(self, code: CodeType, _offset: int, value: object) -> None:
         watched = self._watched.get(id(code))
         for probe in watched.probes if watched else ():
             if probe.open:
-                probe.yielded(sys._getframe(1), value)
+                probe.yielded(frame_at(1), value)
 
     def _unwound(self, code: CodeType, _offset: int, _error: BaseException) -> None:
         watched = self._watched.get(id(code))
         for probe in watched.probes if watched else ():
             if probe.open:
-                probe.unwound(sys._getframe(1))
+                probe.unwound(frame_at(1))

@@ -67,7 +67,7 @@ class CudaGraphs:
     """
 
     def __init__(self, capture: Capture) -> None:
-        self._capture = capture
+        self.capture = capture
         self._known: WeakKeyDictionary[Any, CapturedCudaGraph] = WeakKeyDictionary()
         self._observer: Observer | None = None
         self.before_end: Callable[[], None] = lambda: None
@@ -83,7 +83,7 @@ class CudaGraphs:
 
     def begins(self) -> None:
         """A capture begins with the next launch. What it will need is made now."""
-        capture = self._capture
+        capture = self.capture
         capture.drain.wait(_WAIT_S)  # a thread that asks the device something would end a capture
         with capture.lock:
             model = capture.model
@@ -93,21 +93,21 @@ class CudaGraphs:
             n_modules = sum(1 for _ in model.modules())
             for device in {x.device for x in tensors if x.is_cuda}:
                 capture.recorder.spare_rows(device, 8 * n_modules + 8 * len(tensors) + 64)
-            capture._wake()
+            capture.wake()
             capture.recorder.capturing = CapturedCudaGraph()
             self._observer = capture.observer
             capture.observer = capture.collector.observer = None
-            capture._settle()
+            capture.settle()
 
     def ended(self, graph: Any) -> None:
         """It is over, well or not."""
-        capture = self._capture
+        capture = self.capture
         with capture.lock:
             captured, capture.recorder.capturing = capture.recorder.capturing, None
             if captured is None:
                 return
             capture.observer = capture.collector.observer = self._observer
-            capture._settle()
+            capture.settle()
             captured.close()
             if captured.groups or captured.ends_step:
                 self._known[graph] = captured
@@ -116,14 +116,14 @@ class CudaGraphs:
 
     def replays(self, graph: Any) -> None:
         """The graph is about to run."""
-        captured, capture = self._known.get(graph), self._capture
+        captured, capture = self._known.get(graph), self.capture
         if captured is None:
             return
         with capture.lock:
             if capture.phases.is_between:  # a step begins with it
                 capture.phases.begin_step()
-                capture._settle()
-            wanted = capture._wants("train")
+                capture.settle()
+            wanted = capture.wants("train")
             _open(captured, wanted)
             for rows, group in captured.groups if wanted else ():
                 rows.touch_group(group)
@@ -133,13 +133,13 @@ class CudaGraphs:
         captured = self._known.get(graph)
         if captured is not None and captured.ends_step:
             self.before_end()
-            self._capture.end_step()
+            self.capture.end_step()
 
     def unhook(self, modules: Sequence[nn.Module]) -> Callable[[], None]:
         """Take our hooks off these modules, and do not record calls to warm up; call what is
         returned to have all as it was."""
-        pause = self._capture.paused()
-        put_back = self._capture.taps.unhook(modules)
+        pause = self.capture.paused()
+        put_back = self.capture.taps.unhook(modules)
         pause.__enter__()
 
         def restore() -> None:
@@ -243,4 +243,4 @@ def _each(act: Callable[[CudaGraphs], object]) -> None:
         try:
             act(graphs)
         except Exception as error:  # training goes on
-            graphs._capture.troubles.failed("CUDA graphs", error)
+            graphs.capture.troubles.failed("CUDA graphs", error)

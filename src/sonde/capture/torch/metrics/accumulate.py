@@ -246,11 +246,11 @@ class StepAccumulators:
     """The entries of a step, and of each phase of it."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[str, int], dict[str, Any]] = {}
+        self.entries: dict[tuple[str, int], dict[str, Any]] = {}
         self._joints: dict[tuple[str, int], dict[int, JointAccumulator]] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._entries.values())) + sum(map(len, self._joints.values()))
+        return sum(map(len, self.entries.values())) + sum(map(len, self._joints.values()))
 
     def add(
         self,
@@ -307,9 +307,9 @@ class StepAccumulators:
         joint.parts.append((value, places))
 
     def _entry(self, label: Label, reduce: Reduce, when: tuple[str, int]) -> Any:
-        entries = self._entries.get(when)
+        entries = self.entries.get(when)
         if entries is None:
-            entries = self._entries[when] = {}
+            entries = self.entries[when] = {}
         key = label.key
         found = entries.get(key)
         if found is None:
@@ -318,14 +318,14 @@ class StepAccumulators:
 
     def entry(self, key: str, when: tuple[str, int], make: Callable[[], Any]) -> Any:
         """The entry under that key, made if there is none. `Any`: as it was made."""
-        found = self._entries.setdefault(when, {})
+        found = self.entries.setdefault(when, {})
         if key not in found:
             found[key] = make()
         return found[key]
 
     def take(self, failed: Callable[[str, Exception], None]) -> dict[tuple[str, int], SentNumbers]:
         """Send what there is, by phase and step; from here on this is empty."""
-        taken, self._entries = self._entries, {}
+        taken, self.entries = self.entries, {}
         joints, self._joints = self._joints, {}
         sent = {}
         for when in dict.fromkeys([*taken, *joints]):
@@ -405,7 +405,7 @@ def closed(label: Label, value: Any) -> Sequence[ClosedStep | SumAccumulator]:
     """What the last step of a reduction returned: a number, a tensor, or a dict of these."""
     whole = StepAccumulators()
     whole.add(label, "mean", value, when=("", 0))
-    found = (entry.close() for by in whole._entries.values() for entry in by.values())
+    found = (entry.close() for by in whole.entries.values() for entry in by.values())
     return [one for several in found for one in several]
 
 

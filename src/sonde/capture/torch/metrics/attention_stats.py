@@ -128,8 +128,8 @@ class AttentionStats:
         capture = self._capture
         if capture.asleep or current_backward() != -1:
             return None
-        at = capture._pass()
-        if not at.stack or at.is_outside or not capture._wants(at.phase):
+        at = capture.current_pass()
+        if not at.stack or at.is_outside or not capture.wants(at.phase):
             return None
         return at.stack[-1]
 
@@ -154,9 +154,9 @@ class AttentionStats:
     ) -> None:
         tap, call = here
         capture = self._capture
-        phase = capture._pass().phase
+        phase = capture.current_pass().phase
         raw = compute()
-        when = (phase, capture._step_of(phase))
+        when = (phase, capture.step_of(phase))
         entry = self._tallies.entry(f"attention/{tap.path}", when, lambda: _Entry(tap.path))
         with torch.no_grad():
             entry.put(raw)
@@ -176,7 +176,7 @@ class AttentionStats:
         there = [(name, x) for name in parts if (x := getattr(heard, name)) is not None]
         wholes = [_in_heads(x.detach(), tap) for _, x in there]
         slots = tuple((name, x.shape[1]) for (name, _), x in zip(there, wholes, strict=True))
-        capture.collector.heads(tap, capture._pass(), call, slots, Slices(wholes))
+        capture.collector.heads(tap, capture.current_pass(), call, slots, Slices(wholes))
 
 
 def _in_heads(x: Tensor, tap: Tap | None) -> Tensor:

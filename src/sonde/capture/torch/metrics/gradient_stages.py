@@ -104,7 +104,7 @@ class GradientStages:
         every: Callable[[int], bool] | None,
     ) -> None:
         self.every = every
-        self._guard = guard
+        self.guard = guard
         self._where = where
         self._stages: Stages | None = None
         self._handles: list[Any] = []
@@ -209,7 +209,7 @@ class _Raw:
         self._named = named
 
     def __call__(self, grad: Tensor) -> None:
-        self._owner._guard(lambda: self._owner.raw(self._named, grad))
+        self._owner.guard(lambda: self._owner.raw(self._named, grad))
 
 
 def _square(x: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ def set_reference(
     def is_awake() -> bool:
         if capture.is_closed:
             return False
-        return capture._recording or capture._wants(capture._forced or capture._phase)
+        return capture.records_training or capture.wants(capture.forced_phase or capture.phase)
 
     made = Reference(model, root, capture.troubles, is_awake=is_awake, runs=run, is_own=is_own)
     observer.compare_with(made)
