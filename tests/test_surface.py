@@ -28,6 +28,8 @@ NAMES = [
     "log",
     "metric",
     "open",
+    # Files of Track & Visualize, as `sonde.open` for runs.
+    "read_logframe",
     "trace",
     "trace_once",
     "unwatch",

@@ -9,11 +9,14 @@ from sonde._errors import SondeWarning as SondeWarning
 from sonde._version import VERSION as __version__  # noqa: N811
 
 if TYPE_CHECKING:
+    from sonde import logframe as logframe
+    from sonde import plot as plot
     from sonde.capture.active import attach as attach
     from sonde.capture.active import attention as attention
     from sonde.capture.active import is_watching as is_watching
     from sonde.capture.active import log as log
     from sonde.coordinates.torch.training import coord_check as coord_check
+    from sonde.logframe import read_logframe as read_logframe
     from sonde.metrics.model import metric as metric
     from sonde.sinks.sink import Sink as Sink
     from sonde.sketch import Sketch as Sketch
@@ -37,6 +40,7 @@ _LAZY = {
     "log": ("sonde.capture.active", "log"),
     "metric": ("sonde.metrics.model", "metric"),
     "open": ("sonde.store.reading.run", "open_run"),
+    "read_logframe": ("sonde.logframe", "read_logframe"),
     "trace": ("sonde.tracing.wiring", "trace"),
     "trace_once": ("sonde.tracing.wiring", "trace_once"),
     "unwatch": ("sonde.watching", "unwatch"),
@@ -44,8 +48,13 @@ _LAZY = {
 }
 """Names that are looked up on first use, so that `import sonde` loads nothing heavy."""
 
+_PARTS = ("logframe", "plot")
+"""Modules that are loaded on first use: `sonde.plot.heatmap(run)`."""
+
 
 def __getattr__(name: str) -> object:
+    if name in _PARTS:
+        return import_module(f"sonde.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'sonde' has no attribute {name!r}")
     module, attribute = _LAZY[name]

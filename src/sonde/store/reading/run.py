@@ -28,6 +28,7 @@ from sonde.store.listing import Damage
 from sonde.store.reading import frames, graphs, hdf5, stat_queries
 from sonde.store.reading import progress as _progress
 from sonde.store.reading import traces as _traces
+from sonde.store.reading.accessors import Accessors
 from sonde.store.reading.catalogue import Catalogue, Kinds
 from sonde.store.reading.frames import Frame
 from sonde.store.reading.info import describe
@@ -71,7 +72,7 @@ class SketchKey(TypedDict, total=False):
     stage: str
 
 
-class Run:
+class Run(Accessors):
     """One recorded training. Use `sonde.open` to get one."""
 
     def __init__(

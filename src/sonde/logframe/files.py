@@ -1,0 +1,154 @@
+"""LogFrames as files: Parquet, CSV, and pickles of Track & Visualize read without running code."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from typing import Any, Final
+
+from sonde._errors import SondeError
+from sonde._require import require
+from sonde.logframe.schema import Frame, exponent, validate
+
+MAX_PICKLE_BYTES: Final = 1 << 30
+_SEPARATOR: Final = "|"
+
+_DATA_ONLY: Final = {
+    "builtins": {"bytearray", "slice"},
+    "numpy": {"dtype", "ndarray"},
+    "numpy.core.multiarray": {"_reconstruct", "scalar"},
+    "numpy._core.multiarray": {"_reconstruct", "scalar"},
+    "numpy.core.numeric": {"_frombuffer"},
+    "numpy._core.numeric": {"_frombuffer"},
+    "pandas.core.frame": {"DataFrame"},
+    "pandas": {"DataFrame", "Index", "MultiIndex", "RangeIndex", "StringDtype"},
+    "pandas.core.internals.managers": {"BlockManager"},
+    "pandas.core.internals.blocks": {"new_block"},
+    "pandas._libs.internals": {"_unpickle_block"},
+    "pandas.core.indexes.base": {"Index", "_new_Index"},
+    "pandas.core.indexes.multi": {"MultiIndex"},
+    "pandas.core.indexes.range": {"RangeIndex"},
+    "pandas.core.indexes.numeric": {"Int64Index", "Float64Index"},
+    "pandas.core.indexes.frozen": {"FrozenList"},
+    "pandas.core.arrays.string_": {"StringArray", "StringDtype"},
+    "pandas.core.arrays.string_arrow": {"ArrowStringArray"},
+    "pandas.arrays": {"ArrowStringArray", "StringArray"},
+    "pandas._libs.arrays": {"__pyx_unpickle_NDArrayBacked"},
+    "pyarrow.lib": {
+        "Buffer",
+        "StringScalar",
+        "_restore_array",
+        "chunked_array",
+        "py_buffer",
+        "type_for_alias",
+    },
+}
+"""Everything that a pickle of a frame may name. None of it runs code of the file's choice."""
+
+
+def read_logframe(path: str | os.PathLike[str]) -> Frame:
+    """A LogFrame from a `.parquet`, `.csv` or `.pkl` file.
+
+    Pickles are read by a loader that refuses everything but the data of a pandas frame.
+
+    Raises:
+        SondeError: There is no LogFrame in that file, or it would run code.
+    """
+    pd = _pandas()
+    name = os.fspath(path)
+    kind = os.path.splitext(name)[1].lower()
+    try:
+        match kind:
+            case ".parquet":
+                frame = _from_flat(pd.read_parquet(name))
+            case ".csv":
+                frame = _from_flat(pd.read_csv(name, keep_default_na=True))
+            case ".pkl" | ".pickle":
+                frame = _unpickled(name)
+            case _:
+                raise SondeError(
+                    f"`{name}` is no `.parquet`, `.csv` or `.pkl` file, so it cannot be read."
+                )
+    except OSError as error:
+        raise SondeError(f"Cannot read `{name}`: {error}.") from error
+    except SondeError:
+        raise
+    except Exception as error:  # whatever a library raises on a file that is not what it says
+        raise SondeError(f"`{name}` cannot be read as a LogFrame: {error}") from error
+    return validate(frame)
+
+
+def write(frame: Frame, path: str | os.PathLike[str]) -> None:
+    """Write a LogFrame to a `.parquet` or `.csv` file."""
+    validate(frame)
+    name = os.fspath(path)
+    kind = os.path.splitext(name)[1].lower()
+    flat = frame.copy(deep=False)
+    flat.columns = [f"{group}{_SEPARATOR}{_text(column)}" for group, column in frame.columns]
+    match kind:
+        case ".parquet":
+            flat.to_parquet(name, index=False)
+        case ".csv":
+            flat.to_csv(name, index=False)
+        case _:
+            raise SondeError(f"`{name}` must end in `.parquet` or `.csv`.")
+
+
+def _pandas() -> Any:  # the module
+    try:
+        return require("pandas", extra="pandas")
+    except ImportError as error:
+        raise SondeError(str(error)) from None
+
+
+def _from_flat(flat: Frame) -> Frame:
+    """A frame whose columns have two levels again; of our own files, and of pandas' own."""
+    pd = _pandas()
+    if flat.columns.nlevels == 1:
+        pairs = [_pair(str(column)) for column in flat.columns]
+    else:
+        pairs = [(str(group), column) for group, column in flat.columns]
+    flat.columns = pd.MultiIndex.from_tuples(
+        [(g, _column(c)) if g == "exponent_counts" else (g, c) for g, c in pairs]
+    )
+    return flat
+
+
+def _pair(column: str) -> tuple[str, str]:
+    """`scalar_stats|rm2`, or what pandas writes for tuples: `('scalar_stats', 'rm2')`."""
+    if column.startswith("("):
+        group, _, name = column.strip("()").partition(",")
+        return group.strip(" '\""), name.strip(" '\"")
+    group, _, name = column.partition(_SEPARATOR)
+    return group, name
+
+
+def _column(name: object) -> object:
+    value = exponent(name)
+    if value != value:  # noqa: PLR0124  # NaN: no exponent
+        return name
+    return value if abs(value) == float("inf") else int(value)
+
+
+def _text(column: object) -> str:
+    return str(column)
+
+
+class _DataLoader(pickle.Unpickler):
+    """Loads frames and arrays. Everything else that a pickle could name is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name in _DATA_ONLY.get(module, ()):
+            return super().find_class(module, name)
+        raise SondeError(
+            f"This pickle would load `{module}.{name}`, which is no data of a LogFrame. "
+            "Nothing of it was run. Convert it to Parquet where you trust it."
+        )
+
+
+def _unpickled(name: str) -> Frame:
+    if os.path.getsize(name) > MAX_PICKLE_BYTES:
+        raise SondeError(f"`{name}` is larger than {MAX_PICKLE_BYTES >> 20} MiB. Use Parquet.")
+    with open(name, "rb") as file:
+        return _DataLoader(io.BytesIO(file.read())).load()
