@@ -311,29 +311,32 @@ class Drain:
                 self._tell_lost()
                 self.after_step()
             case Numbers():
-                if callable(job.values):
-                    values = job.values()
-                else:
-                    found = [v() if callable(v) else v for v in job.values]
-                    values = np.array(found, dtype=np.float64)
-                batch = NumberBatch(job.step, job.phase, job.names, job.modules, values)
+                batch = _batch_of(job)
                 self._each(lambda s: s.numbers(batch))
-            case DeferredEvent():
-                if job.number():
-                    self.tell(job.event)
-            case Event():
-                self.tell(job)
+            case DeferredEvent() | Event():
+                self._tell_if(job)
             case GraphPart():
                 self._each(lambda s: _tell_graph(s, job))
             case DeferredWarning():
                 say(job.text, job.place)
             case NewSink():
-                self._sinks = [s for s in self._sinks if s is not job.old]
-                self._sinks.append(job.sink)
-                if self._declared:
-                    self._guard(job.sink, lambda s: s.sites(list(self._declared)))
+                self._take_sink(job)
             case _Barrier():
                 job.reached.open()
+
+    def _tell_if(self, job: DeferredEvent | Event) -> None:
+        """Tell all sinks of an event; of a deferred one, if it turns out to have come to pass."""
+        if isinstance(job, Event):
+            self.tell(job)
+        elif job.number():
+            self.tell(job.event)
+
+    def _take_sink(self, job: NewSink) -> None:
+        """Use another sink, in place of the old one if there is one; tell it all sites."""
+        self._sinks = [s for s in self._sinks if s is not job.old]
+        self._sinks.append(job.sink)
+        if self._declared:
+            self._guard(job.sink, lambda s: s.sites(list(self._declared)))
 
     def _hold(self, part: WindowRows) -> None:
         if part.sites:
@@ -390,6 +393,16 @@ class Drain:
 
     def _forget(self, sink: RecordSink) -> None:
         self._sinks = [s for s in self._sinks if s is not sink]
+
+
+def _batch_of(job: Numbers) -> NumberBatch:
+    """The numbers of a job; this may wait for a device."""
+    if callable(job.values):
+        values = job.values()
+    else:
+        found = [v() if callable(v) else v for v in job.values]
+        values = np.array(found, dtype=np.float64)
+    return NumberBatch(job.step, job.phase, job.names, job.modules, values)
 
 
 def _tell_graph(sink: RecordSink, part: GraphPart) -> None:

@@ -16,7 +16,7 @@ Nothing here knows a framework. Not thread-safe: the owner serialises.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,10 @@ class RowTable(Protocol):
         """Give all memory back; the table is not used any more. Rows that were taken stay."""
 
 
+TableT = TypeVar("TableT", bound=RowTable)
+"""The tables of one framework."""
+
+
 class FilledRows(Protocol):
     """Rows that were taken from a table. `sketches` may wait for the device: call it elsewhere.
 
@@ -103,7 +107,7 @@ class Spot:
         self.phase = phase
         self.id = -1
         self.dtype: object = None
-        self.rows: Rows | None = None
+        self.rows: Rows[Any] | None = None  # of the framework that made the spot
         self.off = False
         self.place: Place | None = None
         self.own: list[Row] = []
@@ -126,7 +130,7 @@ class Spot:
             self.place.off = True
             self.place = None
 
-    def variant(self, dtype: object, rows: Rows) -> Spot:
+    def variant(self, dtype: object, rows: Rows[Any]) -> Spot:
         """This site's spot for tensors like that: itself, if it is still undecided."""
         if self.rows is None:
             return self
@@ -185,7 +189,7 @@ class Window:
         return list(dict.fromkeys([*self.touched, *(t.group.phase for t in self.groups)]))
 
 
-class Rows:
+class Rows(Generic[TableT]):
     """The rows of one device, in the window that is being filled.
 
     `device` is its number among its kind, -1 for the host.
@@ -195,7 +199,7 @@ class Rows:
 
     __slots__ = ("_fixed", "_next", "_spare", "book", "device", "limit", "table", "window")
 
-    def __init__(self, table: RowTable, device: int = -1) -> None:
+    def __init__(self, table: TableT, device: int = -1) -> None:
         self.table = table
         self.book: Book | None = getattr(table, "book", None)
         self.limit = table.slice_rows

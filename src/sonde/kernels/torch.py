@@ -187,13 +187,11 @@ def _unusual(x: Tensor) -> Readable:
         if type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__:
             raise Unsupported(f"tensor subclass {type(x).__name__}")
         return _unusual(x.as_subclass(Tensor))
-    if x.layout is torch.sparse_coo:
-        values = (x if x.is_coalesced() else x.coalesce()).values()
-        return _with_zeros(values, x.numel() - values.numel())
-    if x.layout in _SPARSE:
-        return _with_zeros(x.values(), x.numel() - x.values().numel())
-    if x.layout is not torch.strided:
-        raise Unsupported(f"layout {str(x.layout).removeprefix('torch.')}")
+    return _unusual_format(x) if x.layout is torch.strided else _sparse(x)
+
+
+def _unusual_format(x: Tensor) -> Readable:
+    """A strided tensor whose values may be quantized, complex, or of any other dtype."""
     if x.is_quantized:
         return _unusual(x.dequantize())
     if x.is_complex():
@@ -205,6 +203,16 @@ def _unusual(x: Tensor) -> Readable:
     if x._is_zerotensor():
         return _unusual(x.clone())  # it stands for zeros; its copy has them
     return _without_expansion(x.resolve_neg())
+
+
+def _sparse(x: Tensor) -> Readable:
+    """The values that a sparse tensor holds, and how many zeros it stands for besides."""
+    if x.layout is torch.sparse_coo:
+        values = (x if x.is_coalesced() else x.coalesce()).values()
+        return _with_zeros(values, x.numel() - values.numel())
+    if x.layout in _SPARSE:
+        return _with_zeros(x.values(), x.numel() - x.values().numel())
+    raise Unsupported(f"layout {str(x.layout).removeprefix('torch.')}")
 
 
 def _moduli(x: Tensor) -> Tensor:

@@ -22,58 +22,75 @@ def patient_protocol(
 ) -> type[Any]:
     """Return uvicorn's HTTP protocol, with limits for connections that keep it waiting."""
     plain: Any = require("uvicorn.protocols.http.h11_impl", extra="view").H11Protocol
-    waiting: dict[Timeouts, None] = {}  # those without a request, the longest first
+    waiting = _Waiting(patience_s)
 
     class Timeouts(plain):  # type: ignore[misc]  # uvicorn is optional, so it is Any
-        _timer: asyncio.TimerHandle | None = None
-
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self._expect()
+            waiting.expect(self)
             if len(self.connections) > max_connections:
-                self._make_room()
+                waiting.make_room(self)
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            self._expect()
+            waiting.expect(self)
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self.forget()
+            waiting.forget(self)
             super().connection_lost(exc)
 
         def on_response_complete(self) -> None:
             super().on_response_complete()  # it sets a time limit of its own
             if self.cycle.response_complete and not self.transport.is_closing():
-                waiting[self] = None
-
-        def _expect(self) -> None:
-            """Begin to wait, or stop: all of a request is there when its answer is being made."""
-            if self.cycle is not None and not self.cycle.response_complete:
-                self.forget()
-            elif self._timer is None:
-                self._timer = self.loop.call_later(patience_s, self._give_up)
-                waiting.setdefault(self)
-
-        def _give_up(self) -> None:
-            self._timer = None
-            if self.cycle is None or self.cycle.response_complete:
-                self.transport.close()
-
-        def _make_room(self) -> None:
-            """Close the connection that has waited longest, unless it is this one."""
-            for other in waiting:
-                if other is self:
-                    return
-                if not other.transport.get_write_buffer_size():  # else it is still being answered
-                    other.forget()
-                    other.connections.discard(other)
-                    other.transport.close()
-                    return
-
-        def forget(self) -> None:
-            waiting.pop(self, None)
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
+                waiting.put(self)
 
     return Timeouts
+
+
+class _Waiting:
+    """Connections without a request, the longest first, each with a time limit from its first byte.
+
+    `Any`: protocols of uvicorn, which is optional.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._connections: dict[Any, None] = {}
+        self._timers: dict[Any, asyncio.TimerHandle] = {}
+
+    def put(self, connection: Any) -> None:
+        """The connection waits from now on, under a time limit of uvicorn's."""
+        self._connections[connection] = None
+
+    def expect(self, connection: Any) -> None:
+        """Begin to wait, or stop: all of a request is there when its answer is being made."""
+        cycle = connection.cycle
+        if cycle is not None and not cycle.response_complete:
+            self.forget(connection)
+        elif connection not in self._timers:
+            later = connection.loop.call_later
+            self._timers[connection] = later(self._patience_s, self._give_up, connection)
+            self._connections.setdefault(connection)
+
+    def forget(self, connection: Any) -> None:
+        """The connection waits no more."""
+        self._connections.pop(connection, None)
+        timer = self._timers.pop(connection, None)
+        if timer is not None:
+            timer.cancel()
+
+    def make_room(self, newest: Any) -> None:
+        """Close the connection that has waited longest, unless it is this one."""
+        for other in self._connections:
+            if other is newest:
+                return
+            if not other.transport.get_write_buffer_size():  # else it is still being answered
+                self.forget(other)
+                other.connections.discard(other)
+                other.transport.close()
+                return
+
+    def _give_up(self, connection: Any) -> None:
+        self._timers.pop(connection, None)
+        if connection.cycle is None or connection.cycle.response_complete:
+            connection.transport.close()

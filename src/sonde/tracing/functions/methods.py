@@ -57,28 +57,25 @@ def receiver_in(code: CodeType) -> tuple[str | None, bool]:
 
 def _unwrapped(name: str, found: Any, receives: Receives) -> Method | None:  # Any: an attribute
     for _ in range(_MAX_UNWRAPS):
-        match found:
-            case FunctionType():
-                inner = getattr(found, "__wrapped__", None)
-                if inner is None:
-                    return Method(name, found, receives)
-                found = inner
-            case MethodType():
-                found = found.__func__
-                receives = "instance"
-            case staticmethod():
-                found, receives = found.__func__, "nothing"
-            case classmethod():
-                found, receives = found.__func__, "class"
-            case property():
-                found = found.fget
-            case functools.partial() | functools.partialmethod():
-                found = found.func
-            case functools.cached_property():
-                found = found.func
-            case _:
-                inner = getattr(found, "__wrapped__", None)
-                if inner is None:
-                    return None
-                found = inner
+        inner, receives = _one_layer_off(found, receives)
+        if inner is None:
+            return Method(name, found, receives) if isinstance(found, FunctionType) else None
+        found = inner
     return None
+
+
+def _one_layer_off(found: Any, receives: Receives) -> tuple[Any, Receives]:
+    """What a decorator or a descriptor holds, None if it is neither; what that receives."""
+    match found:
+        case MethodType():
+            return found.__func__, "instance"
+        case staticmethod():
+            return found.__func__, "nothing"
+        case classmethod():
+            return found.__func__, "class"
+        case property():
+            return found.fget, receives
+        case functools.partial() | functools.partialmethod() | functools.cached_property():
+            return found.func, receives
+        case _:
+            return getattr(found, "__wrapped__", None), receives

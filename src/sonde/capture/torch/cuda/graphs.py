@@ -23,7 +23,8 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor, nn
 
-from sonde.capture.window import Rows, SiteGroup, Spot
+from sonde.capture.torch.rows.host import DeviceRows, gated
+from sonde.capture.window import SiteGroup, Spot
 from sonde.kernels import torch as plain
 
 if TYPE_CHECKING:
@@ -38,10 +39,10 @@ class CapturedCudaGraph:
 
     def __init__(self) -> None:
         self.ends_step = False
-        self.groups: list[tuple[Rows, SiteGroup]] = []
-        self._rows: dict[tuple[Rows, str], dict[int, int]] = {}
+        self.groups: list[tuple[DeviceRows, SiteGroup]] = []
+        self._rows: dict[tuple[DeviceRows, str], dict[int, int]] = {}
 
-    def row(self, rows: Rows, spot: Spot) -> int | None:
+    def row(self, rows: DeviceRows, spot: Spot) -> int | None:
         """The row of a site: the same each time that it is met in this graph."""
         of = self._rows.setdefault((rows, spot.phase), {})
         index = of.get(spot.id)
@@ -111,8 +112,8 @@ class CudaGraphs:
             captured.close()
             if captured.groups or captured.ends_step:
                 self._known[graph] = captured
-                tables: list[Any] = [rows.table for rows, _ in captured.groups]
-                _WRITTEN[graph] = [table.for_graphs for table in tables]
+                tables = [gated(rows.table) for rows, _ in captured.groups]
+                _WRITTEN[graph] = [table.for_graphs for table in tables if table is not None]
 
     def replays(self, graph: Any) -> None:
         """The graph is about to run."""
@@ -156,14 +157,14 @@ def can_capture(x: Tensor) -> bool:
 
 def _open(captured: CapturedCudaGraph, is_open: bool) -> None:
     for table in {id(rows.table): rows.table for rows, _ in captured.groups}.values():
-        gate: Callable[[bool], None] | None = getattr(table, "open_gate", None)
-        if gate is not None:
-            gate(is_open)
+        written = gated(table)
+        if written is not None:
+            written.open_gate(is_open)
 
 
 # -- telling -----------------------------------------------------------------------------------
 
-_WRITTEN: Final[WeakKeyDictionary[Any, list[Any]]] = WeakKeyDictionary()
+_WRITTEN: Final[WeakKeyDictionary[Any, list[object]]] = WeakKeyDictionary()
 """Memory of ours that a graph reads and writes, also when nobody watches any more."""
 _LISTENERS: Final[WeakSet[CudaGraphs]] = WeakSet()
 _LOCK: Final = threading.Lock()

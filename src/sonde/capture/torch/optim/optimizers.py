@@ -33,7 +33,7 @@ from sonde.capture.torch.optim.parameters import (
     spot_of,
     state_of,
 )
-from sonde.capture.torch.rows.recorder import TensorBundle
+from sonde.capture.torch.rows.bundles import TensorBundle
 from sonde.record import Event, Kind
 
 _BEFORE: Final = "before the update"

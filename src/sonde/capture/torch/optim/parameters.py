@@ -9,7 +9,7 @@ from sonde.capture.leaves import leaves
 from sonde.capture.native import pick, referents
 from sonde.capture.torch.hooks import MAX_SLOTS
 from sonde.capture.torch.names import NamedParameter
-from sonde.capture.torch.rows.recorder import Kept, TensorBundle
+from sonde.capture.torch.rows.bundles import Kept, TensorBundle
 from sonde.capture.window import Spot
 from sonde.record import Kind
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sonde.capture import native
-from sonde.capture.window import FilledRows, RowTable
+from sonde.capture.window import FilledRows, Rows, RowTable
 from sonde.kernels import c, layout
 from sonde.kernels import torch as plain
 from sonde.kernels.cuda import Unavailable
@@ -84,6 +84,30 @@ class SketchTable(RowTable, Protocol):
         that are sketched. The same array of offsets stands for tensors of the same sizes and
         dtypes, whenever it is given.
         """
+
+
+class GatedTable(SketchTable, Protocol):
+    """A table that CUDA graphs write to, behind a gate on the device.
+
+    `for_graphs` is memory of the table that has to live as long as the graphs that use it.
+    """
+
+    @property
+    def for_graphs(self) -> object: ...
+
+    def add(self, index: int, x: Tensor, *, gated: bool = False) -> None:
+        """Add the sketch of `x` to a row; when `gated`, in each replay that finds the gate open."""
+
+    def open_gate(self, is_open: bool) -> None:
+        """Let the replays that come write, or not."""
+
+
+DeviceRows = Rows[SketchTable]
+
+
+def gated(table: SketchTable) -> GatedTable | None:
+    """The table, if CUDA graphs can write to it."""
+    return cast("GatedTable", table) if table.kernel == "cuda" else None
 
 
 class TensorCopies:

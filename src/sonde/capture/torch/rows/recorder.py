@@ -6,27 +6,27 @@ the capture serialises.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import count
-from typing import Any, Final, NamedTuple
+from typing import Final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sonde.capture.drain import Drain, StepEnd, WindowRows
 from sonde.capture.native import Place, Row
 from sonde.capture.torch.cuda.graphs import CapturedCudaGraph, can_capture
 from sonde.capture.torch.facts import Facts, SiteFact
+from sonde.capture.torch.rows.bundles import Kept, TensorBundle, TensorShare
 from sonde.capture.torch.rows.host import (
     FORMATS,
+    DeviceRows,
     Measured,
     PlainTable,
     SketchTable,
     TensorCopies,
     difference,
+    gated,
     is_one_stretch,
     measure,
 )
@@ -40,8 +40,6 @@ _TOGETHER: Final = 4
 """Tensors that are read together have at most this part of the rows of a window, one over it."""
 
 Tables = Callable[[torch.device], SketchTable]
-Kept = Sequence["TensorCopies | Tensor"]
-"""Copies of a bundle's tensors: one for each share, then one for each odd tensor."""
 
 
 class Recorder:
@@ -58,7 +56,7 @@ class Recorder:
         self._troubles = troubles
         self._tables = tables
         self._step_of = step_of
-        self._devices: dict[torch.device, Rows] = {}
+        self._devices: dict[torch.device, DeviceRows] = {}
         self._ids: dict[tuple[Site, torch.dtype], int] = {}
         self._infos: list[SiteInfo] = []
         self._new_sites: list[SiteInfo] = []
@@ -73,7 +71,7 @@ class Recorder:
 
     def table_on(self, device: torch.device) -> SketchTable:
         """The table of that device."""
-        return self._rows_of(device).table  # type: ignore[return-value]  # made by `tables`
+        return self._rows_of(device).table
 
     @property
     def has_shared(self) -> bool:
@@ -84,7 +82,7 @@ class Recorder:
 
     def add(self, spot: Spot, x: Tensor, row: Row | None = None) -> Row | None:
         """Sketch `x` at the spot, or point to the row that already holds it; the row that does."""
-        rows = spot.rows
+        rows: DeviceRows | None = spot.rows
         if rows is None or spot.dtype is not x.dtype or rows.device != x.get_device():
             rows = self._rows_of(x.device)
             spot = self._declared(spot, x, rows)
@@ -105,34 +103,41 @@ class Recorder:
             self._hand_over(rows, early=True)
             opened = rows.open_row(spot)
             assert opened is not None
-        table: SketchTable = rows.table  # type: ignore[assignment]
+        if not self._sketch(spot, rows, opened, x):
+            return None
+        if (spot.place is None or spot.place.row is None) and opened is spot.own[0]:
+            self._give_place(spot, rows, opened, x)
+        return opened
+
+    def _sketch(self, spot: Spot, rows: DeviceRows, opened: Row, x: Tensor) -> bool:
+        """Add the tensor to the open row; False if that cannot be, now or ever."""
         try:
-            table.add(opened.index, x)
+            rows.table.add(opened.index, x)
         except Unsupported as reason:
             spot.switch_off()
             rows.undo(spot, opened)
             self._troubles.skip(spot.site.name, str(reason))
-            return None
+            return False
         except Exception as error:
             rows.forget(spot)
             self._troubles.pass_on(error)
             spot.switch_off()
             self._troubles.failed(spot.site.name, error)
-            return None
+            return False
         except BaseException:  # the user interrupts: leave nothing half-done
             rows.forget(spot)
             raise
-        if (spot.place is None or spot.place.row is None) and opened is spot.own[0]:
-            self._give_place(spot, rows, opened, x)
-        return opened
+        return True
 
-    def _add_captured(self, captured: CapturedCudaGraph, spot: Spot, rows: Rows, x: Tensor) -> None:
+    def _add_captured(
+        self, captured: CapturedCudaGraph, spot: Spot, rows: DeviceRows, x: Tensor
+    ) -> None:
         """A CUDA graph is being captured: each replay is to sketch what it finds there."""
-        table: Any = rows.table
         if not x.is_cuda or x.numel() == 0:
             return  # what happens elsewhere happens once, now
-        index = captured.row(rows, spot) if can_capture(x) and table.kernel == "cuda" else None
-        if index is None:
+        table = gated(rows.table)
+        index = captured.row(rows, spot) if can_capture(x) and table is not None else None
+        if table is None or index is None:
             self._troubles.skip(spot.site.name, "cannot be read inside of a CUDA graph")
         else:
             table.add(index, x, gated=True)
@@ -221,8 +226,7 @@ class Recorder:
         self._slices.pop(id(spots), None)
         if self.capturing is None and bundle is not None and len(bundle.shares) == 1:
             share = bundle.shares[0]
-            table: SketchTable = share.rows.table  # type: ignore[assignment]
-            if not bundle.odd and table.kernel == "cuda":
+            if not bundle.odd and share.rows.table.kernel == "cuda":
                 self._slices[id(spots)] = KnownSlices(spots, share, slices)
 
     def _refit(self, bundle: TensorBundle, tensors: Sequence[Tensor]) -> bool:
@@ -230,7 +234,7 @@ class Recorder:
         if len(bundle.shares) != 1 or bundle.odd:
             return False
         share = bundle.shares[0]
-        table: SketchTable = share.rows.table  # type: ignore[assignment]
+        table = share.rows.table
         was = [(dtype, device) for _, dtype, device, _ in bundle.sizes]
         if [(x.dtype, x.get_device()) for x in tensors] != was:
             return False
@@ -246,11 +250,10 @@ class Recorder:
         """A bundle for tensors like these: their sites are declared, and get rows if their tensors
         can be read together; if they are to be `copied` or compared, that too."""
         bundle = TensorBundle(spots, tensors)
-        together: dict[Rows, list[int]] = {}
+        together: dict[DeviceRows, list[int]] = {}
         for k, x in enumerate(tensors):
             rows = self._rows_of(x.device)
-            table: SketchTable = rows.table  # type: ignore[assignment]
-            if x.numel() and (is_one_stretch(x) if copied else table.takes(x)):
+            if x.numel() and (is_one_stretch(x) if copied else rows.table.takes(x)):
                 together.setdefault(rows, []).append(k)
             else:
                 bundle.odd.append(k)
@@ -281,7 +284,7 @@ class Recorder:
             self._hand_over(share.rows, early=True)
             share.rows.touch_group(group, some)
         offsets = group.offsets if some is None else group.offsets[some]
-        table: SketchTable = share.rows.table  # type: ignore[assignment]
+        table = share.rows.table
         try:
             if measured is not None and some is None:
                 measured = share.part_of(measured)
@@ -304,7 +307,7 @@ class Recorder:
         for rows in self._devices.values():
             self._hand_over(rows)
 
-    def _hand_over(self, rows: Rows, *, early: bool = False) -> None:
+    def _hand_over(self, rows: DeviceRows, *, early: bool = False) -> None:
         """The same for one device; `early` if its rows are used up in the middle of a step."""
         phases = rows.phases
         if not phases:
@@ -316,8 +319,7 @@ class Recorder:
             text = f"a step has more sites than {rows.limit}: it is recorded in parts, all of them"
             self._troubles.tell("sliced", text)
         steps = {phase: self._step_of(phase) for phase in phases}
-        table: SketchTable = rows.table  # type: ignore[assignment]
-        if self._drain.has_room and table.can_take and self._dropped.isdisjoint(steps.items()):
+        if self._drain.has_room and rows.table.can_take and self._dropped.isdisjoint(steps.items()):
             filled, window = rows.take(early=early)
             sites, self._new_sites = self._new_sites, []
             self._drain.put(WindowRows(steps, filled, window, sites))
@@ -363,7 +365,7 @@ class Recorder:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _rows_of(self, device: torch.device) -> Rows:
+    def _rows_of(self, device: torch.device) -> DeviceRows:
         rows = self._devices.get(device)
         if rows is None:
             table = self._tables(device)
@@ -372,7 +374,7 @@ class Recorder:
                 self._troubles.slower(device.type, table.reason)
         return rows
 
-    def _declared(self, spot: Spot, x: Tensor, rows: Rows) -> Spot:
+    def _declared(self, spot: Spot, x: Tensor, rows: DeviceRows) -> Spot:
         """The spot for tensors of this dtype and device; its site is declared when it is new."""
         spot = spot.variant(x.dtype, rows)
         if spot.rows is None:
@@ -400,7 +402,7 @@ class Recorder:
                 self._infos[known.id] = info
                 self._new_sites.append(info)
 
-    def _give_place(self, spot: Spot, rows: Rows, row: Row | None, x: Tensor) -> None:
+    def _give_place(self, spot: Spot, rows: DeviceRows, row: Row | None, x: Tensor) -> None:
         """Let what comes next to this spot take the native path, if there is one."""
         code = FORMATS.get(x.dtype)
         if rows.book is not None and code is not None and spot.phase == NATIVE_PHASE:
@@ -411,87 +413,3 @@ class Recorder:
 def _index_of(device: torch.device) -> int:
     """What `Tensor.get_device()` says of tensors there."""
     return -1 if device.type in {"cpu", "meta"} else device.index or 0
-
-
-class TensorShare(NamedTuple):
-    """Tensors of a bundle that are dense and on one device: as many as are read together."""
-
-    rows: Rows
-    group: SiteGroup
-    positions: list[int]
-    offsets: NDArray[np.int64]
-
-    def of(self, tensors: Sequence[Any]) -> Sequence[Tensor]:
-        """Those of the tensors that are this share."""
-        if len(self.positions) == len(tensors):
-            return tensors
-        return [tensors[k] for k in self.positions]
-
-    def part_of(self, measured: Measured) -> Measured | None:
-        """Of what is known of all tensors of the bundle, what is about these; None if they do not
-        follow each other."""
-        first, n = self.positions[0], len(self.positions)
-        if self.positions[-1] - first != n - 1:
-            return None
-        at, what = measured
-        return at[8 * first : 8 * (first + n)], what[16 * first : 16 * (first + n)]
-
-
-class TensorBundle:
-    """Sites whose tensors are seen together, again and again: all parameters of an optimizer.
-
-    What can be prepared for them is prepared once: a step costs little more than a launch.
-    `measured` is where the tensors lie that it was last compared with.
-    """
-
-    __slots__ = ("_last", "_what", "measured", "odd", "shares", "sizes", "spots")
-
-    def __init__(self, spots: list[Spot], tensors: Sequence[Tensor]) -> None:
-        self.spots = spots
-        self.shares: list[TensorShare] = []
-        self.odd: list[int] = []
-        self._last: object = None
-        self.resize(tensors)
-
-    def resize(self, tensors: Sequence[Tensor]) -> None:
-        """Be for tensors of these sizes."""
-        self.sizes = [(x.numel(), x.dtype, x.get_device(), x.stride()) for x in tensors]
-        self.measured = measure(tensors)
-        self._what = None if self.measured is None else self.measured[1]
-
-    def fits(self, tensors: Sequence[Tensor | None]) -> bool:
-        """Whether all are there, and as they were prepared for."""
-        if self._what is not None:
-            self.measured = measure(tensors)
-            if self.measured is not None:
-                return self.measured[1] == self._what
-        try:
-            # Where they lay when all was looked at: most of the time nothing has moved.
-            now = (
-                list(map(Tensor.data_ptr, tensors)),  # type: ignore[arg-type]
-                list(map(Tensor.numel, tensors)),  # type: ignore[arg-type]
-                [x.dtype for x in tensors],  # type: ignore[union-attr]
-            )
-        except (AttributeError, RuntimeError, TypeError):  # one is not there, or lies nowhere
-            now = None
-        if now is not None and now == self._last:
-            return True
-        fits = len(tensors) == len(self.sizes) and all(map(self.fits_at, count(), tensors))
-        self._last = now if fits else None
-        return fits
-
-    def copies(self, tensors: Sequence[Tensor], kept: Kept) -> Iterator[tuple[int, Tensor]]:
-        """The copies that were kept of these tensors, each with its place among them."""
-        for share, copies in zip(self.shares, kept, strict=False):
-            assert isinstance(copies, TensorCopies)
-            for i, k in enumerate(share.positions):
-                yield k, copies.like(i, tensors[k])
-        for k, copy in zip(self.odd, kept[len(self.shares) :], strict=True):
-            assert isinstance(copy, Tensor)
-            yield k, copy
-
-    def fits_at(self, k: int, x: Tensor | None) -> bool:
-        """Whether this one is there, and as it was prepared for: in memory, too."""
-        if x is None or x._is_zerotensor():
-            return False
-        return (x.numel(), x.dtype, x.get_device(), x.stride()) == self.sizes[k]

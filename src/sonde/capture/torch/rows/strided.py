@@ -16,7 +16,7 @@ from torch import Tensor
 from sonde.kernels.torch import is_plain
 
 if TYPE_CHECKING:
-    from sonde.capture.torch.rows.recorder import TensorShare
+    from sonde.capture.torch.rows.bundles import TensorShare
 
 _ALIGNED: Final = 16
 """Bytes that kernels read at a time: where a slice begins within as many is part of its looks."""

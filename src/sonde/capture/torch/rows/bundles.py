@@ -1,0 +1,102 @@
+"""Bundles: tensors that are seen together again and again, and what is prepared for them once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import NamedTuple, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sonde.capture.torch.rows.host import DeviceRows, Measured, TensorCopies, measure
+from sonde.capture.window import SiteGroup, Spot
+
+Kept = Sequence["TensorCopies | Tensor"]
+"""Copies of a bundle's tensors: one for each share, then one for each odd tensor."""
+
+
+class TensorShare(NamedTuple):
+    """Tensors of a bundle that are dense and on one device: as many as are read together."""
+
+    rows: DeviceRows
+    group: SiteGroup
+    positions: list[int]
+    offsets: NDArray[np.int64]
+
+    def of(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Those of the tensors that are this share."""
+        if len(self.positions) == len(tensors):
+            return tensors
+        return [tensors[k] for k in self.positions]
+
+    def part_of(self, measured: Measured) -> Measured | None:
+        """Of what is known of all tensors of the bundle, what is about these; None if they do not
+        follow each other."""
+        first, n = self.positions[0], len(self.positions)
+        if self.positions[-1] - first != n - 1:
+            return None
+        at, what = measured
+        return at[8 * first : 8 * (first + n)], what[16 * first : 16 * (first + n)]
+
+
+class TensorBundle:
+    """Sites whose tensors are seen together, again and again: all parameters of an optimizer.
+
+    What can be prepared for them is prepared once: a step costs little more than a launch.
+    `measured` is where the tensors lie that it was last compared with.
+    """
+
+    __slots__ = ("_last", "_what", "measured", "odd", "shares", "sizes", "spots")
+
+    def __init__(self, spots: list[Spot], tensors: Sequence[Tensor]) -> None:
+        self.spots = spots
+        self.shares: list[TensorShare] = []
+        self.odd: list[int] = []
+        self._last: object = None
+        self.resize(tensors)
+
+    def resize(self, tensors: Sequence[Tensor]) -> None:
+        """Be for tensors of these sizes."""
+        self.sizes = [(x.numel(), x.dtype, x.get_device(), x.stride()) for x in tensors]
+        self.measured = measure(tensors)
+        self._what = None if self.measured is None else self.measured[1]
+
+    def fits(self, tensors: Sequence[Tensor | None]) -> TypeGuard[Sequence[Tensor]]:
+        """Whether all are there, and as they were prepared for."""
+        if self._what is not None:
+            self.measured = measure(tensors)
+            if self.measured is not None:
+                return self.measured[1] == self._what
+        try:
+            # Where they lay when all was looked at: most of the time nothing has moved.
+            here = [x for x in tensors if x is not None]
+            now = (
+                list(map(Tensor.data_ptr, here)),
+                list(map(Tensor.numel, here)),
+                [x.dtype for x in here],
+            )
+        except (AttributeError, RuntimeError, TypeError):  # one lies nowhere
+            now = None
+        if now is not None and now == self._last:
+            return True
+        fits = len(tensors) == len(self.sizes) and all(map(self.fits_at, count(), tensors))
+        self._last = now if fits else None
+        return fits
+
+    def copies(self, tensors: Sequence[Tensor], kept: Kept) -> Iterator[tuple[int, Tensor]]:
+        """The copies that were kept of these tensors, each with its place among them."""
+        for share, copies in zip(self.shares, kept, strict=False):
+            assert isinstance(copies, TensorCopies)
+            for i, k in enumerate(share.positions):
+                yield k, copies.like(i, tensors[k])
+        for k, copy in zip(self.odd, kept[len(self.shares) :], strict=True):
+            assert isinstance(copy, Tensor)
+            yield k, copy
+
+    def fits_at(self, k: int, x: Tensor | None) -> bool:
+        """Whether this one is there, and as it was prepared for: in memory, too."""
+        if x is None or x._is_zerotensor():
+            return False
+        return (x.numel(), x.dtype, x.get_device(), x.stride()) == self.sizes[k]
