@@ -119,7 +119,7 @@ assert not sonde.is_watching()
 try:
     sonde.watch(object())
 except sonde.SondeError as error:
-    assert "torch has not been imported" in str(error)
+    assert "neither torch nor flax has been imported" in str(error)
 else:
     raise AssertionError("watched without torch")
 """

@@ -21,6 +21,7 @@ from sonde._signals import is_from_handler
 from sonde.capture.backend import Session, backend_of
 from sonde.capture.budget import Budget
 from sonde.capture.drain import DeferredWarning, Drain
+from sonde.capture.functional import FunctionalWatch, end_step
 from sonde.capture.launch import rank_and_world
 from sonde.capture.open_watches import OPEN as _OPEN
 from sonde.capture.open_watches import PARTS as _PARTS
@@ -67,7 +68,7 @@ def watch(
     """Record what happens inside of a model while it trains, into a run directory.
 
     Args:
-        model: A `torch.nn.Module`, wrapped or not. Nothing of it is replaced.
+        model: A `torch.nn.Module`, wrapped or not, or a module of Flax. Nothing of it is replaced.
         optimizer: The optimizer that trains it, or several; the last one of the list ends a step.
             Without one, call `watch.step()` after each update.
         every: Record every so many steps; or a function of the step; or windows
@@ -174,7 +175,7 @@ def unwatch(model: Any) -> None:
             open_watch.close()
 
 
-class Watch:
+class Watch(FunctionalWatch):
     """A model being recorded. Closes itself at the end of a `with` block, or of the process."""
 
     def __init__(
@@ -305,20 +306,14 @@ class Watch:
                 raise  # as a strict watch wants it, or a handler of the user's
             self._refuse(f"Numbers were not logged: {type(error).__name__}: {error}")
 
-    def step(self, **scalars: Any) -> None:
-        """End the step by hand, after logging the scalars. Only where no optimizer was given."""
-        if self._is_off():
-            return
-        assert self._session is not None
-        if self._session.has_optimizer:
-            self._voice.warn(
-                "watch.step() only logs here: the optimizer given to watch() ends each step."
-            )
-            self.log(scalars)
-            return
-        if scalars:
-            self.log(scalars, step=self._session.step)
-        self._session.end_by_hand()
+    def step(self, *trees: Any, **scalars: Any) -> None:
+        """End the step by hand, after logging the scalars. Only where no optimizer was given.
+
+        In JAX, `trees` (parameters, optimizer state, gradients) are recorded first.
+        """
+        if not self._is_off():
+            assert self._session is not None
+            end_step(self._session, trees, scalars, self.log, self._voice.warn, self._refuse)
 
     def paused(self) -> AbstractContextManager[None]:
         """Record nothing inside of this block."""

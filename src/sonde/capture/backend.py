@@ -201,6 +201,7 @@ class _Known(NamedTuple):
 
 _KNOWN: Final[dict[str, _Known]] = {
     "torch": _Known("sonde.capture.torch.backend", "a torch.nn.Module"),
+    "flax": _Known("sonde.capture.jax.backend", "a module of Flax"),
 }
 """By the module that has been imported where such a model exists."""
 
@@ -232,7 +233,7 @@ def backend_of(model: object) -> Backend:
     wanted = " or ".join(known.models for known in (imported or _KNOWN).values())
     if not imported:
         names = " nor ".join(_KNOWN)
-        raise SondeError(f"`model` must be {wanted}; {names} has not been imported.")
+        raise SondeError(f"`model` must be {wanted}; neither {names} has been imported.")
     raise SondeError(f"`model` must be {wanted}, got {described(model)}.")
 
 

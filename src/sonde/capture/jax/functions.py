@@ -1,0 +1,312 @@
+"""Recorded functions: a step as it is, and a second compiled version that also returns rows.
+
+A step that is not recorded runs the function that was given, as it was given. For a recorded step
+the function is traced once more, with taps, harvested and compiled: JAX keeps what it has traced
+and compiled for both apart, so that switching between them traces nothing again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+
+from sonde.capture.jax import modules, optimizers
+from sonde.capture.jax.harvest import Cut, Group, Harvest
+from sonde.capture.jax.rows import Layout
+from sonde.capture.jax.sites import sites_of
+from sonde.capture.jax.taps import Tap, Tracing, during
+from sonde.kernels import jax as kernels
+from sonde.record import Kind
+
+_CONTEXT: Final = jax.make_user_context(default_value=None)
+"""Parts what JAX keeps of functions that are traced for recording from what it keeps of others."""
+
+_MOST_VERSIONS: Final = 64
+"""Signatures of one function that are compiled for recording."""
+
+
+class Owner(Protocol):
+    """What a recorded function asks of the session."""
+
+    model: Any
+
+    @property
+    def wanted_kinds(self) -> frozenset[Kind]: ...
+
+    def begin(self) -> str | None:
+        """The phase to record this call under, None if it is not recorded."""
+        ...
+
+    def wants(self, tap: Tap) -> bool: ...
+
+    def skip(self, where: str, reason: str) -> None: ...
+
+    def take_rows(self, layout: Layout, rows: Any, phase: str, types: dict[str, str]) -> None: ...
+
+    def unrecorded(self, function: Any, error: Exception) -> None:
+        """The function cannot be traced for recording, and runs without it."""
+
+
+@dataclass(frozen=True)
+class _Version:
+    """A function compiled for recording, for arguments of one signature."""
+
+    run: Callable[..., Any]
+    tree: Any
+    layout: Layout
+    types: dict[str, str]
+
+
+def recorded(function: Callable[..., Any], owner: Owner) -> Callable[..., Any]:
+    """The function, recorded in steps that are due. What it returns is what it returned before."""
+    if hasattr(function, "jitted_fn"):  # of `nnx.jit`
+        return _of_nnx(function, function, owner)
+    plain = _Recorded(function, owner)
+    if _is_jitted(function):
+        return plain
+    lifted = functools.cache(lambda: _of_nnx(nnx.jit(function), function, owner))
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        # Modules of nnx are changed in place, which takes `nnx.jit`.
+        through = lifted() if _holds_objects((args, kwargs)) else plain
+        return through(*args, **kwargs)
+
+    return run
+
+
+def _of_nnx(jitted: Any, function: Callable[..., Any], owner: Owner) -> Callable[..., Any]:
+    """A function of `nnx.jit`, recorded; in steps that are not, `function` is called.
+
+    `nnx.jit` passes the arrays in its arguments to a function of `jax.jit`, in place of which is a
+    recorded one during a recorded call.
+    """
+    inner = jitted.jitted_fn
+    recording = _Recorded(inner, owner)
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if recording.is_off or owner.begin() is None:
+            return function(*args, **kwargs)
+        jitted.jitted_fn = recording
+        try:
+            return jitted(*args, **kwargs)
+        finally:
+            jitted.jitted_fn = inner
+
+    return run
+
+
+def sketched(
+    seen: Sequence[tuple[Tap, Any]], skip: Callable[[str, str], None]
+) -> tuple[Layout, Any]:
+    """The rows of arrays outside functions, and where they belong. Waits for nothing."""
+    readable = []
+    for tap, x in seen:
+        try:
+            kernels.check(x)
+        except kernels.Unreadable as reason:
+            skip(f"{tap.path or '.'}/{tap.kind}/{tap.slot}", str(reason))
+        else:
+            readable.append((tap, x))
+    arrays = [x for _, x in readable]
+    kernel = kernels.kernel_for(_platform_of(arrays))
+    rows = _sketcher(kernel, _mesh_of(arrays))(*arrays)
+    cuts = tuple(Cut(t, x.dtype.name, tuple(x.shape)) for t, x in readable)
+    return Layout(sites_of([Group(cuts, rows)]), len(cuts)), rows
+
+
+@functools.cache
+def _sketcher(kernel: kernels.Kernel, mesh: Mesh | None) -> Any:
+    harvest = Harvest(lambda _tap: True, kernel, mesh)
+    anything = Tap("attach", "", "0")
+    return jax.jit(lambda *arrays: harvest.rows_of(harvest.sketch([(anything, x) for x in arrays])))
+
+
+class _Recorded:
+    """A function of arrays, with its versions for recording."""
+
+    def __init__(self, function: Callable[..., Any], owner: Owner) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._owner = owner
+        self._versions: dict[Any, _Version] = {}
+        self.is_off = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        phase = None if self.is_off else self._owner.begin()
+        if phase is None:
+            return self._function(*args, **kwargs)
+        split = _Split(self._function, args, kwargs)
+        try:
+            version = self._version(split)
+        except Exception as error:
+            self.is_off = True
+            self._owner.unrecorded(self._function, error)
+            return self._function(*args, **kwargs)
+        with _CONTEXT(id(self._owner)):
+            outputs, rows = version.run(*split.arrays)
+        self._owner.take_rows(version.layout, rows, phase, version.types)
+        return jax.tree_util.tree_unflatten(version.tree, outputs)
+
+    def _version(self, split: _Split) -> _Version:
+        version = self._versions.get(split.key)
+        if version is None:
+            if len(self._versions) >= _MOST_VERSIONS:
+                raise TypeError(
+                    f"it was called with {_MOST_VERSIONS} different shapes or values of arguments "
+                    "that are not arrays. Pass arrays of few shapes"
+                )
+            version = self._versions[split.key] = _compile(self._function, split, self._owner)
+        return version
+
+
+class _Split:
+    """Arguments, taken apart: arrays, and all that a function is compiled for."""
+
+    def __init__(self, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        leaves, self.tree = jax.tree_util.tree_flatten((args, kwargs))
+        static = _static_leaves(function, args, kwargs, leaves)
+        self.where = [i for i, x in enumerate(leaves) if not static[i]]
+        self.arrays = [leaves[i] for i in self.where]
+        self.rest = [None if not s else x for s, x in zip(static, leaves, strict=True)]
+        self.mesh = _mesh_of(self.arrays)
+        self.platform = _platform_of(self.arrays)
+
+    @property
+    def key(self) -> Any:
+        types = tuple((jax.typeof(x), isinstance(x, jax.Array)) for x in self.arrays)
+        return self.tree, tuple(map(_Static, self.rest)), types, self.mesh
+
+    def arguments(self, arrays: Sequence[Any]) -> tuple[Any, Any]:
+        """The arguments again, with these arrays."""
+        leaves = list(self.rest)
+        for i, x in zip(self.where, arrays, strict=True):
+            leaves[i] = x
+        args, kwargs = jax.tree_util.tree_unflatten(self.tree, leaves)
+        return args, kwargs
+
+
+class _Static:
+    """An argument that is no array, compared by value where it can be, else by identity."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        try:
+            return hash(self.value)
+        except TypeError:
+            return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Static):
+            return False
+        same_type = type(self.value) is type(other.value)
+        return self.value is other.value or (same_type and bool(self.value == other.value))
+
+
+def _compile(function: Callable[..., Any], split: _Split, owner: Owner) -> _Version:
+    tracing = Tracing(owner.wanted_kinds)
+
+    def flat(*arrays: Any) -> Any:
+        args, kwargs = split.arguments(arrays)
+        return function(*args, **kwargs)
+
+    with (
+        _CONTEXT(id(owner)),
+        during(tracing),
+        modules.intercepted(owner.model),
+        optimizers.intercepted(),
+    ):
+        closed, shape = jax.make_jaxpr(flat, return_shape=True)(*split.arrays)
+    harvest = Harvest(owner.wants, kernels.kernel_for(split.platform), split.mesh, owner.skip)
+    box: list[Group] = []
+
+    def with_rows(*arrays: Any) -> Any:
+        outputs, box[:] = harvest(closed, arrays)
+        return outputs, harvest.rows_of(box)
+
+    with_rows.__name__ = with_rows.__qualname__ = f"recorded_{_name(function)}"
+    run = jax.jit(with_rows, donate_argnums=_donated(closed))
+    with _CONTEXT(id(owner)):
+        run.lower(*split.arrays).compile()
+    types = {path: type(m).__name__ for path, m in tracing.modules.items()}
+    layout = Layout(sites_of(box), sum(g.n_rows for g in box))
+    return _Version(run, jax.tree_util.tree_structure(shape), layout, types)
+
+
+def _donated(closed: Any) -> tuple[int, ...]:
+    """Which arguments the function gives away, if it is one function of `jax.jit`."""
+    jaxpr = closed.jaxpr
+    if len(jaxpr.eqns) != 1:
+        return ()
+    flags = jaxpr.eqns[0].params.get("donated_invars", ())
+    given = {v for v, is_given in zip(jaxpr.eqns[0].invars, flags, strict=False) if is_given}
+    return tuple(i for i, v in enumerate(jaxpr.invars) if v in given)
+
+
+def _is_jitted(function: Any) -> bool:
+    return hasattr(function, "lower") and hasattr(function, "trace")
+
+
+def _static_leaves(function: Any, args: Any, kwargs: Any, leaves: list[Any]) -> list[bool]:
+    """Which leaves a function is compiled for: what is no array, and what it says is static."""
+    if not _is_jitted(function):
+        return [not isinstance(x, jax.Array | np.ndarray | np.generic) for x in leaves]
+    info = getattr(function, "_jit_info", None)
+    numbers = {
+        n % len(args) for n in getattr(info, "static_argnums", ()) if -len(args) <= n < len(args)
+    }
+    names = set(getattr(info, "static_argnames", ()))
+    flags: list[bool] = []
+    parts = [(i in numbers, a) for i, a in enumerate(args)]
+    parts += [(name in names, a) for name, a in sorted(kwargs.items())]
+    for is_static, part in parts:
+        flags += [is_static] * len(jax.tree_util.tree_leaves(part))
+    return flags
+
+
+def _holds_objects(tree: Any) -> bool:
+    """Whether there is a module or variable of nnx among the arguments."""
+    found = jax.tree_util.tree_leaves(tree, is_leaf=_is_object)
+    return any(_is_object(x) for x in found)
+
+
+def _is_object(x: object) -> bool:
+    return isinstance(x, nnx.Module | nnx.Variable | nnx.Optimizer)
+
+
+def _mesh_of(arrays: Sequence[Any]) -> Mesh | None:
+    """The mesh that arrays are spread over, None on one device."""
+    largest: Mesh | None = None
+    for x in arrays:
+        sharding = getattr(x, "sharding", None)
+        if sharding is None or len(sharding.device_set) < 2:
+            continue
+        if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
+            mesh = sharding.mesh
+        else:
+            devices = sorted(sharding.device_set, key=lambda d: d.id)
+            mesh = Mesh(np.array(devices), ("devices",))
+        if largest is None or mesh.size > largest.size:
+            largest = mesh
+    return largest
+
+
+def _platform_of(arrays: Sequence[Any]) -> str:
+    for x in arrays:
+        if isinstance(x, jax.Array):
+            return str(next(iter(x.devices())).platform)
+    return str(jax.default_backend())
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__)).strip("<>")

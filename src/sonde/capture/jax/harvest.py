@@ -1,0 +1,318 @@
+"""The harvest: a traced function with taps becomes one that also returns rows of sketches.
+
+Walks the jaxpr and evaluates it again, with a call of the kernel where taps are. Rows leave a
+`scan` stacked, one per turn; a branch that is not taken leaves empty ones; what `remat` computes a
+second time in the backward pass is not counted twice. After this nothing is differentiated any
+more, so functions with rules of their own are walked as what they compute.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.sharding import Mesh, Sharding
+
+from sonde.capture.jax.taps import Call, Tap, cotap_p, tap_p
+from sonde.kernels import jax as kernels
+from sonde.kernels import xla
+
+_TOGETHER: Final = 512
+"""Arrays that one call of the kernel takes at most."""
+
+
+@dataclass(eq=False)
+class Loop:
+    """A `scan`: how many turns it has, and the calls that happen in each."""
+
+    length: int
+    calls: frozenset[Call]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """An array that was tapped, as it was in the function."""
+
+    tap: Tap
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Arrays that were sketched together: their rows, of shape (*loops, devices, cuts, ROW)."""
+
+    cuts: tuple[Cut, ...]
+    rows: Any
+    loops: tuple[Loop, ...] = ()
+
+    @property
+    def n_rows(self) -> int:
+        """Rows per device."""
+        return math.prod(loop.length for loop in self.loops) * len(self.cuts)
+
+
+@dataclass
+class Harvest:
+    """Evaluates jaxprs and sketches what `wants` says. `skip` is told what cannot be sketched."""
+
+    wants: Callable[[Tap], bool]
+    kernel: kernels.Kernel
+    mesh: Mesh | None = None
+    skip: Callable[[str, str], None] = lambda _where, _reason: None
+    _tapped: dict[int, tuple[Jaxpr, bool]] = field(default_factory=dict)
+
+    @property
+    def n_devices(self) -> int:
+        return 1 if self.mesh is None else self.mesh.size
+
+    def __call__(self, closed: ClosedJaxpr, args: Sequence[Any]) -> tuple[list[Any], list[Group]]:
+        """The function's outputs, and what was harvested."""
+        return self._walk(closed.jaxpr, closed.consts, args, is_again=False)
+
+    def rows_of(self, groups: Sequence[Group]) -> Array:
+        """All rows in one array, (devices, rows, ROW), in the order of the groups."""
+        d, row = self.n_devices, kernels.ROW
+        parts = []
+        for group in groups:
+            rows = jnp.moveaxis(group.rows, len(group.loops), 0)
+            parts.append(rows.reshape(d, group.n_rows, row))
+        return jnp.concatenate(parts, axis=1) if parts else jnp.zeros((d, 0, row), jnp.uint32)
+
+    def has_taps(self, jaxpr: Jaxpr) -> bool:
+        known = self._tapped.get(id(jaxpr))
+        if known is None:
+            found = any(True for _ in taps_in(jaxpr))
+            self._tapped[id(jaxpr)] = known = (jaxpr, found)  # keeps it, and so its id
+        return known[1]
+
+    # -- walking -------------------------------------------------------------------------------
+
+    def _walk(
+        self, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], *, is_again: bool
+    ) -> tuple[list[Any], list[Group]]:
+        values: dict[Any, Any] = {}
+        groups: list[Group] = []
+        pending: list[tuple[Tap, Any]] = []
+
+        def read(atom: Any) -> Any:
+            return atom.val if isinstance(atom, Literal) else values[atom]
+
+        values.update(zip(jaxpr.constvars, consts, strict=True))
+        values.update(zip(jaxpr.invars, args, strict=True))
+        for eqn in jaxpr.eqns:
+            inputs = [read(a) for a in eqn.invars]
+            if eqn.primitive is tap_p or eqn.primitive is cotap_p:
+                values[eqn.outvars[0]] = inputs[0]
+                if eqn.primitive is tap_p and self._is_wanted(eqn.params["tap"], is_again=is_again):
+                    pending.append((eqn.params["tap"], inputs[0]))
+                continue
+            if pending:
+                groups += self.sketch(pending)
+                pending = []
+            with eqn.ctx.manager:
+                outputs, found = self._step(eqn, inputs, is_again=is_again)
+            groups += found
+            values.update(zip(eqn.outvars, outputs, strict=True))
+        groups += self.sketch(pending)
+        return [read(a) for a in jaxpr.outvars], groups
+
+    def _is_wanted(self, tap: Tap, *, is_again: bool) -> bool:
+        if is_again and not tap.kind.endswith("_grad"):
+            return False
+        return self.wants(tap)
+
+    def _step(self, eqn: Any, inputs: list[Any], *, is_again: bool) -> tuple[Any, list[Group]]:
+        inner = [j for j in jaxprs_in(eqn.params) if self.has_taps(j)]
+        if not inner:
+            return _bind(eqn, inputs), []
+        walk = _WALKS.get(eqn.primitive.name)
+        if walk is None:
+            for tap in {t for j in inner for t in taps_in(j)}:
+                if self.wants(tap):
+                    self.skip(tap.path or ".", f"inside `{eqn.primitive.name}`")
+            return _bind(eqn, inputs), []
+        outputs, groups = walk(self, eqn, inputs, is_again)
+        return outputs, groups
+
+    def sketch(self, pending: Sequence[tuple[Tap, Any]]) -> list[Group]:
+        """Sketch tapped arrays together."""
+        readable = []
+        for tap, x in pending:
+            try:
+                kernels.check(x)
+            except kernels.Unreadable as reason:
+                self.skip(f"{tap.path or '.'}/{tap.kind}/{tap.slot}", str(reason))
+            else:
+                readable.append((tap, x))
+        found = []
+        for first in range(0, len(readable), _TOGETHER):
+            some = readable[first : first + _TOGETHER]
+            arrays = [x for _, x in some]
+            cuts = tuple(Cut(tap, x.dtype.name, tuple(x.shape)) for tap, x in some)
+            if self.mesh is None:
+                rows = kernels.sketch(*arrays, kernel=self.kernel)[None]
+            else:
+                sharded = partial(kernels.sketch_shards, kernel=self.kernel, mesh=self.mesh)
+                rows = jnp.stack([sharded(x) for x in arrays], axis=1)
+            found.append(Group(cuts, rows))
+        return found
+
+    # -- primitives that hold functions --------------------------------------------------------
+
+    def _jit(self, eqn: Any, inputs: list[Any], is_again: bool) -> tuple[Any, list[Group]]:
+        closed = eqn.params["jaxpr"]
+        inputs = _constrained(inputs, eqn.params.get("in_shardings", ()))
+        outputs, groups = self._walk(closed.jaxpr, closed.consts, inputs, is_again=is_again)
+        return _constrained(outputs, eqn.params.get("out_shardings", ())), groups
+
+    def _call(self, eqn: Any, inputs: list[Any], is_again: bool) -> tuple[Any, list[Group]]:
+        closed = eqn.params["call_jaxpr"]
+        return self._walk(closed.jaxpr, closed.consts, inputs, is_again=is_again)
+
+    def _remat(self, eqn: Any, inputs: list[Any], is_again: bool) -> tuple[Any, list[Group]]:
+        again = is_again or eqn.params["differentiated"]
+        if not again:
+            return self._walk(eqn.params["jaxpr"], (), inputs, is_again=False)
+        box: list[Group] = []
+
+        def body(*args: Any) -> Any:
+            outputs, found = self._walk(eqn.params["jaxpr"], (), args, is_again=True)
+            box[:] = found
+            return outputs, [g.rows for g in found]
+
+        closed = jax.make_jaxpr(body)(*inputs)
+        inner = closed.jaxpr
+        opened = inner.replace(
+            constvars=[], invars=[*inner.constvars, *inner.invars], debug_info=_without_names(inner)
+        )
+        results = eqn.primitive.bind(*closed.consts, *inputs, **(eqn.params | {"jaxpr": opened}))
+        n = len(results) - len(box)
+        groups = [replace(g, rows=r) for g, r in zip(box, results[n:], strict=True)]
+        return results[:n], groups
+
+    def _scan(self, eqn: Any, inputs: list[Any], is_again: bool) -> tuple[Any, list[Group]]:
+        p = eqn.params
+        closed, n_consts, n_carry = p["jaxpr"], p["num_consts"], p["num_carry"]
+        consts, init = inputs[:n_consts], inputs[n_consts : n_consts + n_carry]
+        box: list[Group] = []
+
+        def body(carry: Any, xs: Any) -> Any:
+            args = [*consts, *carry, *xs]
+            outputs, found = self._walk(closed.jaxpr, closed.consts, args, is_again=is_again)
+            box[:] = found
+            return outputs[:n_carry], (outputs[n_carry:], [g.rows for g in found])
+
+        xs = inputs[n_consts + n_carry :]
+        carry, (ys, rows) = lax.scan(
+            body, init, xs, length=p["length"], reverse=p["reverse"], unroll=p["unroll"]
+        )
+        calls = frozenset(t.call for t in taps_in(closed.jaxpr) if t.call is not None)
+        loop = Loop(p["length"], calls)
+        groups = [
+            replace(g, rows=r, loops=(loop, *g.loops)) for g, r in zip(box, rows, strict=True)
+        ]
+        return [*carry, *ys], groups
+
+    def _cond(self, eqn: Any, inputs: list[Any], is_again: bool) -> tuple[Any, list[Group]]:
+        index, operands = inputs[0], inputs[1:]
+        found: list[list[Group]] = []
+
+        def evaluate(closed: Any, *args: Any) -> tuple[Any, list[Group]]:
+            return self._walk(closed.jaxpr, closed.consts, args, is_again=is_again)
+
+        for closed in eqn.params["branches"]:
+            box: list[Group] = []
+
+            def look(*args: Any, closed: Any = closed, box: list[Group] = box) -> Any:
+                outputs, box[:] = evaluate(closed, *args)
+                return outputs, [g.rows for g in box]
+
+            _, shapes = jax.eval_shape(look, *operands)
+            found.append([replace(g, rows=s) for g, s in zip(box, shapes, strict=True)])
+
+        def branch(i: int, closed: Any, *args: Any) -> Any:
+            outputs, own = evaluate(closed, *args)
+            rows = [
+                [g.rows for g in own] if k == i else [_empty(g.rows.shape) for g in groups]
+                for k, groups in enumerate(found)
+            ]
+            return outputs, rows
+
+        branches = [partial(branch, i, closed) for i, closed in enumerate(eqn.params["branches"])]
+        outputs, rows = lax.switch(index, branches, *operands)
+        return outputs, [
+            replace(g, rows=r)
+            for groups, own in zip(found, rows, strict=True)
+            for g, r in zip(groups, own, strict=True)
+        ]
+
+
+_Walk = Callable[[Harvest, Any, list[Any], bool], tuple[Any, list[Group]]]
+
+_WALKS: Final[dict[str, _Walk]] = {
+    "jit": Harvest._jit,
+    "pjit": Harvest._jit,
+    "closed_call": Harvest._call,
+    "custom_jvp_call": Harvest._call,
+    "custom_vjp_call": Harvest._call,
+    "custom_vjp_call_jaxpr": Harvest._call,
+    "remat2": Harvest._remat,
+    "checkpoint": Harvest._remat,
+    "scan": Harvest._scan,
+    "cond": Harvest._cond,
+}
+"""How each primitive that holds functions is walked. Taps inside any other are skipped."""
+
+
+def taps_in(jaxpr: Jaxpr) -> Iterator[Tap]:
+    """The taps of a function and of those inside it."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is tap_p:
+            yield eqn.params["tap"]
+        else:
+            for inner in jaxprs_in(eqn.params):
+                yield from taps_in(inner)
+
+
+def jaxprs_in(params: dict[str, Any]) -> Iterator[Jaxpr]:
+    """The functions among the parameters of an equation."""
+    for value in params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(item, ClosedJaxpr):
+                yield item.jaxpr
+            elif isinstance(item, Jaxpr):
+                yield item
+
+
+def _bind(eqn: Any, inputs: list[Any]) -> Any:
+    bound = eqn.primitive.get_bind_params(eqn.params)
+    functions, params = bound if isinstance(bound, tuple) else ((), bound)  # as older ones return
+    outputs = eqn.primitive.bind(*functions, *inputs, **params)
+    return outputs if eqn.primitive.multiple_results else [outputs]
+
+
+def _constrained(values: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
+    """The values with the shardings that were asked for, where any was."""
+    if not shardings:
+        return list(values)
+    return [
+        lax.with_sharding_constraint(x, s) if isinstance(s, Sharding) else x
+        for x, s in zip(values, shardings, strict=True)
+    ]
+
+
+def _empty(shape: tuple[int, ...]) -> Array:
+    return jnp.broadcast_to(xla.empty_rows(1)[0], shape)
+
+
+def _without_names(jaxpr: Jaxpr) -> Any:
+    """The notes of a function whose arguments have no names any more."""
+    return jaxpr.debug_info._replace(arg_names=None, result_paths=None)

@@ -1,0 +1,204 @@
+"""What an optax optimizer takes and returns while a function is traced.
+
+`tapped` is the same optimizer with taps: gradients (also before clipping), parameters, updates and
+state. It is in place of the user's own where Flax keeps one, `nnx.Optimizer` and `TrainState`, for
+as long as a function is traced; other functions use it by name, as `watch.optimizer(tx)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, Final
+
+import optax
+from flax import nnx
+from flax.training import train_state
+
+from sonde.capture.jax import trees
+from sonde.capture.jax.taps import Tap, Tracing, current, tap
+from sonde.record import Kind
+
+_CLIPS: Final = ("clip", "adaptive_grad_clip", "per_example")
+"""How functions of optax that clip gradients are called."""
+
+_COUNTERS: Final = (
+    "count",
+    "step",
+    "mini_step",
+    "gradient_step",
+    "notfinite_count",
+    "total_notfinite",
+)
+
+
+def tapped(tx: Any) -> optax.GradientTransformationExtraArgs:
+    """The same optimizer; its arrays are tapped where a function is traced for recording."""
+    update = optax.with_extra_args_support(tx).update
+
+    @wraps(update)
+    def tapped_update(grads: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        tracing = current()
+        if tracing is None or tracing.has_update:  # or inside another one
+            return update(grads, state, params, **extra)
+        tracing.has_update = True
+        try:
+            return _update(tracing, update, grads, state, params, extra)
+        finally:
+            tracing.has_update = False
+
+    return optax.GradientTransformationExtraArgs(tx.init, tapped_update)
+
+
+@contextmanager
+def intercepted() -> Iterator[None]:
+    """Use tapped optimizers wherever Flax updates parameters inside the block."""
+    nnx_update = nnx.Optimizer.update
+    apply_gradients = train_state.TrainState.apply_gradients
+
+    @wraps(nnx_update)
+    def update(self: Any, *args: Any, **kwargs: Any) -> Any:
+        own = self.tx
+        object.__setattr__(self, "tx", tapped(own))
+        try:
+            return nnx_update(self, *args, **kwargs)
+        finally:
+            object.__setattr__(self, "tx", own)
+
+    @wraps(apply_gradients)
+    def apply(self: Any, **kwargs: Any) -> Any:
+        return apply_gradients(self.replace(tx=tapped(self.tx)), **kwargs).replace(tx=self.tx)
+
+    nnx.Optimizer.update = update
+    train_state.TrainState.apply_gradients = apply
+    try:
+        yield
+    finally:
+        nnx.Optimizer.update = nnx_update
+        train_state.TrainState.apply_gradients = apply_gradients
+
+
+def see_trees(
+    tracing: Tracing, params: Any = None, state: Any = None, grads: Any = None
+) -> list[tuple[Tap, Any]]:
+    """What there is to record of trees that were given by hand."""
+    known = {keys for keys, _ in trees.named(params if params is not None else grads)}
+    return [
+        *_taps_of(tracing, params, "param"),
+        *_taps_of(tracing, grads, "param_grad"),
+        *_state_taps(tracing, state, known),
+    ]
+
+
+def _update(
+    tracing: Tracing,
+    update: Callable[..., Any],
+    grads: Any,
+    state: Any,
+    params: Any,
+    extra: dict[str, Any],
+) -> Any:
+    if params is not None and not tracing.has_parameters:
+        _see(_taps_of(tracing, params, "param"))
+        tracing.has_parameters = True
+    stages = _stages(update, state)
+    first, rest = _clipping(stages)
+    taken, states = grads, []
+    if first:
+        _see(_taps_of(tracing, grads, "param_grad", "/before_clip"))
+        for own, part in first:
+            taken, new = part(taken, own, params, **extra)
+            states.append(new)
+    _see(_taps_of(tracing, taken, "param_grad"))
+    if stages is None:
+        updates, new_state = update(taken, state, params, **extra)
+    else:
+        updates = taken
+        for own, part in rest:
+            updates, new = part(updates, own, params, **extra)
+            states.append(new)
+        new_state = tuple(states)
+    _see(_taps_of(tracing, updates, "update"))
+    known = {keys for keys, _ in trees.named(grads)}
+    _see(_state_taps(tracing, new_state, known))
+    return updates, new_state
+
+
+_Part = tuple[Any, Callable[..., Any]]
+
+
+def _stages(update: Callable[..., Any], state: Any) -> list[_Part] | None:
+    """The states and functions of a chain, in order; None if it is no chain that is known.
+
+    `optax.chain` keeps its functions in a closure. They are called here as it calls them.
+    """
+    if getattr(update, "__qualname__", "") != "chain.<locals>.update_fn":
+        return None
+    names = update.__code__.co_freevars
+    cells = dict(zip(names, update.__closure__ or (), strict=True))
+    if "update_fns" not in cells or not isinstance(state, tuple):
+        return None
+    functions = cells["update_fns"].cell_contents
+    if len(functions) != len(state):
+        return None
+    return list(zip(state, functions, strict=True))
+
+
+def _clipping(stages: list[_Part] | None) -> tuple[list[_Part], list[_Part]]:
+    """The stages up to the last that clips, if nothing but clipping comes before; and the rest."""
+    n = 0
+    for _, part in stages or ():
+        if not _name(part).startswith(_CLIPS):
+            break
+        n += 1
+    return (stages or [])[:n], (stages or [])[n:]
+
+
+def _name(part: Callable[..., Any]) -> str:
+    """Which function of optax made it, also behind the wrapper that takes more arguments."""
+    for cell in getattr(part, "__closure__", None) or ():
+        inner = cell.cell_contents
+        made = getattr(getattr(inner, "update", None), "__qualname__", "")
+        if made:
+            return str(made)
+    return str(getattr(part, "__qualname__", ""))
+
+
+def _see(taps: list[tuple[Tap, Any]]) -> None:
+    for what, x in taps:
+        tap(x, what)
+
+
+def _taps_of(tracing: Tracing, tree: Any, kind: Kind, suffix: str = "") -> list[tuple[Tap, Any]]:
+    if tree is None or kind not in tracing.kinds:
+        return []
+    found = []
+    for keys, x in trees.named(tree):
+        path, name = trees.place_of(keys)
+        trains = True if kind == "param" else None
+        module = tracing.modules.get(path)
+        found.append((Tap(kind, path, name + suffix, None, "", module, trains), x))
+    return found
+
+
+def _state_taps(tracing: Tracing, state: Any, known: set[trees.Keys]) -> list[tuple[Tap, Any]]:
+    """State by parameter: `kernel/mu`. Counters are left out, as they say nothing about tensors."""
+    if state is None or "optim" not in tracing.kinds:
+        return []
+    found: dict[tuple[str, str], tuple[Tap, Any]] = {}
+    for keys, x in trees.named(state):
+        at = next((i for i in range(len(keys)) if keys[i:] in known), None)
+        if at is None:
+            if keys and keys[-1] in _COUNTERS:
+                continue
+            path, slot = "", ".".join(keys)
+        else:
+            path, name = trees.place_of(keys[at:])
+            words = [k for k in keys[:at] if not k.isdigit()]
+            slot = f"{name}/{words[-1] if words else 'state'}"
+            if (path, slot) in found:
+                slot = f"{name}/{'.'.join(keys[:at])}"
+        module = tracing.modules.get(path)
+        found[path, slot] = (Tap("optim", path, slot, None, "", module), x)
+    return list(found.values())
