@@ -23,6 +23,8 @@ NAMES = [
     "Watch",
     "attach",
     "attention",
+    # Two runs side by side: as basic as `open`.
+    "compare",
     "coord_check",
     "is_watching",
     "log",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sonde.capture.active import attention as attention
     from sonde.capture.active import is_watching as is_watching
     from sonde.capture.active import log as log
+    from sonde.comparison.result import compare as compare
     from sonde.coordinates.torch.training import coord_check as coord_check
     from sonde.logframe import read_logframe as read_logframe
     from sonde.metrics.model import metric as metric
@@ -35,6 +36,7 @@ _LAZY = {
     "Watch": ("sonde.watching", "Watch"),
     "attach": ("sonde.capture.active", "attach"),
     "attention": ("sonde.capture.active", "attention"),
+    "compare": ("sonde.comparison.result", "compare"),
     "coord_check": ("sonde.coordinates.torch.training", "coord_check"),
     "is_watching": ("sonde.capture.active", "is_watching"),
     "log": ("sonde.capture.active", "log"),

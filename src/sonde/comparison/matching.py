@@ -1,0 +1,120 @@
+"""Matching: which site of one run is which site of another."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sonde._errors import SondeError
+from sonde.record import Site
+from sonde.store.reading.run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class SitePair:
+    """A site of the first run and the same site of the second."""
+
+    a: Site
+    b: Site
+
+    @property
+    def is_renamed(self) -> bool:
+        return self.a != self.b
+
+
+@dataclass(frozen=True, slots=True)
+class SiteMatch:
+    """The sites of two runs: those in both, in the order of the first run, and the others."""
+
+    pairs: tuple[SitePair, ...]
+    removed: tuple[Site, ...]
+    added: tuple[Site, ...]
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """Modules that have another path in the second run."""
+        return {p.a.module: p.b.module for p in self.pairs if p.a.module != p.b.module}
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    site: Site
+    module_type: str
+    shape: tuple[int, ...]
+
+
+def match(a: Run, b: Run, names: Mapping[str, str] | None = None) -> SiteMatch:
+    """Match by `names` (paths of modules in `a` to those in `b`), then by path, then by kind, type,
+    shape and order."""
+    left, right = _described(a), _described(b)
+    _check(names or {}, left, right)
+    there = {one.site: one for one in right}
+    found: dict[Site, Site] = {}
+    for one in left:
+        wanted = _renamed(one.site, names or {})
+        if wanted in there:
+            found[one.site] = wanted
+    taken = set(found.values())
+    rest = _by_likeness(
+        [one for one in left if one.site not in found],
+        [one for one in right if one.site not in taken],
+    )
+    found |= rest
+    taken |= set(rest.values())
+    return SiteMatch(
+        tuple(SitePair(one.site, found[one.site]) for one in left if one.site in found),
+        tuple(one.site for one in left if one.site not in found),
+        tuple(one.site for one in right if one.site not in taken),
+    )
+
+
+def _described(run: Run) -> list[_Described]:
+    rows: list[dict[str, Any]] = run.sql("select * from sites", frame="arrow").to_pylist()
+    found: dict[Site, _Described] = {}
+    for row in rows:
+        site = Site(str(row["module"]), row["kind"], int(row["call"] or 0), str(row["slot"]))
+        shape = tuple(int(n) for n in row["shape"] or ())
+        found.setdefault(site, _Described(site, str(row["module_type"] or ""), shape))
+    return list(found.values())
+
+
+def _check(
+    names: Mapping[str, str], left: Sequence[_Described], right: Sequence[_Described]
+) -> None:
+    for which, paths, sites in (
+        ("first", names.keys(), left),
+        ("second", names.values(), right),
+    ):
+        known = {one.site.module for one in sites}
+        for path in paths:
+            if not any(module == path or module.startswith(f"{path}.") for module in known):
+                raise SondeError(f"The {which} run has no module `{path}`. See `run.sites`.")
+
+
+def _renamed(site: Site, names: Mapping[str, str]) -> Site:
+    """The site under its new path: that of the longest prefix in `names`."""
+    for old in sorted(names, key=len, reverse=True):
+        if site.module == old or site.module.startswith(f"{old}."):
+            return replace(site, module=names[old] + site.module[len(old) :])
+    return site
+
+
+def _by_likeness(left: Sequence[_Described], right: Sequence[_Described]) -> dict[Site, Site]:
+    """Pairs of the same kind, slot, type and shape, in order, where there are equally many."""
+    groups = (_grouped(left), _grouped(right))
+    return {
+        one.site: other.site
+        for key, some in groups[0].items()
+        if len(some) == len(groups[1].get(key, ()))
+        for one, other in zip(some, groups[1][key], strict=True)
+    }
+
+
+def _grouped(sites: Iterable[_Described]) -> dict[Any, list[_Described]]:
+    found = defaultdict(list)
+    for one in sites:
+        site = one.site
+        found[site.kind, site.slot, site.call, one.module_type, one.shape].append(one)
+    return found
