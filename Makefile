@@ -22,7 +22,7 @@ NODE := $(shell node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 :
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check web format bench fuzz soak system clean
+.PHONY: help demo test check web types page format bench fuzz soak system clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,13 @@ check: $(VENV)/ready ## format, lint, types, import direction
 web: $(if $(NODE),web/node_modules/ready) ## the page: types, lint, its tests, and that what is committed is what is built
 	@$(if $(NODE),cd web && npm run --silent check && npm test --silent && npm run --silent stale, \
 		echo "The sources of the page are not checked: this takes Node 20 and npm.")
+
+types: $(VENV)/ready ## write the types of the page from the specs and questions of views
+	$(BIN)/python -m sonde.views.typescript > web/src/api.gen.ts
+
+page: types $(if $(NODE),web/node_modules/ready) ## build the page into src/sonde/present/static
+	@$(if $(NODE),cd web && npm run --silent format && npm run --silent build, \
+		echo "The page is not built: this takes Node 20 and npm."; exit 1)
 
 web/node_modules/ready: web/package.json web/package-lock.json web/.npmrc
 	cd web && npm ci --silent

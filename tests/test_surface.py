@@ -32,6 +32,7 @@ NAMES = [
     "open",
     # Files of Track & Visualize, as `sonde.open` for runs.
     "read_logframe",
+    "statistic",  # beside `metric`: adds a statistic to frames, SQL, sinks and the page at once
     "trace",
     "trace_once",
     "unwatch",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sonde.metrics.model import metric as metric
     from sonde.sinks.sink import Sink as Sink
     from sonde.sketch import Sketch as Sketch
+    from sonde.sketch.added import define as statistic
     from sonde.store.reading.run import Run as Run
     from sonde.store.reading.run import open_run as open  # noqa: A004  # sonde.open reads as intended
     from sonde.tracing.wiring import trace as trace
@@ -41,6 +42,7 @@ _LAZY = {
     "is_watching": ("sonde.capture.active", "is_watching"),
     "log": ("sonde.capture.active", "log"),
     "metric": ("sonde.metrics.model", "metric"),
+    "statistic": ("sonde.sketch.added", "define"),
     "open": ("sonde.store.reading.run", "open_run"),
     "read_logframe": ("sonde.logframe", "read_logframe"),
     "trace": ("sonde.tracing.wiring", "trace"),

@@ -1,6 +1,6 @@
 // Written by `python -m sonde.views.typescript`. Do not edit.
 
-export const API = 1;
+export const API = 2;
 
 export const KINDS = ["input", "output", "input_grad", "output_grad", "param", "param_grad", "update", "optim", "attach", "attach_grad", "local"] as const;
 
@@ -16,6 +16,7 @@ export type Norm = "none" | "start" | "z";
 export type NodeKind = "module" | "input" | "output" | "attach";
 export type Flow = "none" | "chain" | "parallel" | "mixed";
 export type NoticeLevel = "info" | "warning" | "error";
+export type NumberFormat = "number" | "share" | "count";
 export type RangeMode = "robust" | "all" | "fixed";
 
 /** Every answer, decoded (web/API.md). `run` is null where none was asked about. */
@@ -192,6 +193,17 @@ export interface KindCount {
 }
 
 /**
+ * A statistic that can be asked for: what people read, how its numbers are shown, and whether
+ * whole sketches are read for it.
+ */
+export interface StatisticName {
+  name: string;
+  label: string;
+  format: NumberFormat;
+  needs_bins: boolean;
+}
+
+/**
  * A scalar or metric by name. `modules` is 0 for a scalar.
  */
 export interface NumberName {
@@ -248,7 +260,7 @@ export interface RunHeader {
   phases: string[];
   ranks: number[];
   kinds: KindCount[];
-  statistics: string[];
+  statistics: StatisticName[];
   scalars: NumberName[];
   metrics: NumberName[];
   timeline: string | null;
@@ -494,13 +506,16 @@ export interface RowGroup {
 }
 
 /**
- * Rows (sites in module order) by columns (steps) of one statistic or metric.
+ * Rows (sites in module order) by columns (steps) of one statistic or metric, whose name is
+ * `label` and whose numbers are shown as `format` says.
  *
  * `values` and `flags` are rows × columns, row by row. A cell of several steps or sites holds
  * their aggregate; a cell in which anything was not finite has flag 2 whatever the aggregate.
  */
 export interface Heat {
   title: string;
+  label: string;
+  format: NumberFormat;
   kind: string | null;
   stat: string | null;
   metric: string | null;
@@ -560,11 +575,14 @@ export interface Kymograph {
 }
 
 /**
- * A statistic and its value.
+ * A statistic and its value; `is_main` ones are shown with every tensor.
  */
 export interface Named {
   name: string;
   value: number | null;
+  label: string;
+  format: NumberFormat;
+  is_main: boolean;
 }
 
 /**
@@ -641,6 +659,8 @@ export interface NodeTint {
  */
 export interface Tint {
   node: string;
+  label: string;
+  format: NumberFormat;
   kind: string | null;
   stat: string | null;
   metric: string | null;
@@ -674,6 +694,8 @@ export interface Mover {
 export interface Movers {
   kind: string | null;
   stat: string;
+  label: string;
+  format: NumberFormat;
   first_step: number | null;
   last_step: number | null;
   rows: Mover[];

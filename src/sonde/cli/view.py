@@ -41,6 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         help="the path below which a proxy offers the server, if it does not take it off",
     )
+    parser.add_argument(
+        "--load",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="a Python file that defines statistics to show; may be given again",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -56,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise SondeError(f"`--port` must lie between 0 and 65535, got {arguments.port}.")
     if os.path.exists(arguments.folder) and not os.path.isdir(arguments.folder):
         raise SondeError(f"`{arguments.folder}` is a file. Pass a folder of runs, or a run.")
+    _load(arguments.load)
     try:
         from sonde.present import server
         from sonde.present.doorway import RedirectFile
@@ -83,6 +91,19 @@ def run(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         raise SondeError(str(error)) from None
     return 0
+
+
+def _load(files: list[str]) -> None:
+    """Let the processes that read runs load these files."""
+    from sonde._errors import SondeError
+    from sonde.sketch.added import LOAD
+
+    for file in files:
+        if not os.path.isfile(file):
+            raise SondeError(f"`--load {file}`: there is no such file.")
+    given = [os.path.abspath(file) for file in files]
+    if given:
+        os.environ[LOAD] = os.pathsep.join([*given, *filter(None, [os.environ.get(LOAD)])])
 
 
 def _tell(where: str, arguments: argparse.Namespace, doorway: RedirectFile) -> None:

@@ -14,7 +14,9 @@ from sonde.sketch.model import Histogram as Histogram
 from sonde.sketch.model import Sketch as Sketch
 from sonde.sketch.model import row as row
 from sonde.sketch.staircase import quantiles as quantiles
-from sonde.sketch.statistics import NAMES as STATISTICS
+from sonde.sketch.statistics import STATISTICS as STATISTICS
+from sonde.sketch.statistics import NumberFormat as NumberFormat
+from sonde.sketch.statistics import Statistic as Statistic
 from sonde.sketch.statistics import needs_bins as needs_bins
 from sonde.sketch.statistics import statistic as statistic
 
@@ -25,7 +27,9 @@ __all__ = [
     "Format",
     "Histogram",
     "Loss",
+    "NumberFormat",
     "Sketch",
+    "Statistic",
     "concatenate",
     "cut",
     "from_dense",

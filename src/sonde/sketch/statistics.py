@@ -1,5 +1,8 @@
 """Named statistics of many sketches at once: columns in, one number per sketch out.
 
+A `Statistic` is the one definition: how numpy computes it, how SQL does, what it is called and how
+its numbers are shown. `run.stats`, `run.sql`, sinks and the page take their lists from here.
+
 Every name works on `Sketches` of any length without a Python loop over rows. NaN means that there
 is nothing to say (no finite value; one value for a variance). Values that are NaN or infinite are
 counted (`nans`, `infs`) and otherwise left out.
@@ -7,8 +10,11 @@ counted (`nans`, `infs`) and otherwise left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,27 +23,109 @@ from sonde.record import COUNTS, EXTREMA, N_BINS, SUMS, Sketches
 from sonde.sketch import bins as _bins
 from sonde.sketch.staircase import quantiles
 
-Statistic = Callable[[Sketches], NDArray[np.float64]]
+Compute = Callable[[Sketches], NDArray[np.float64]]
+NumberFormat = Literal["number", "share", "count"]
+"""How a number is shown: as it is, in per cent, as a whole number."""
+
+RESERVED: Final = frozenset(
+    {*("step", "phase", "name", "module", "kind", "call", "slot", "dtype", "stage", "rank")}
+    | {*("attempt", "replaced", "bin_ids", "bin_counts", "median")}
+)
+"""Names of columns that stand beside statistics."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statistic:
+    """A number that is read off a sketch. Called with columns, it gives one number for each row.
+
+    `sql` is the same over the columns `COUNTS`, `SUMS` and `EXTREMA` of a row, null where numpy has
+    NaN; without it the statistic is computed by `compute` from whole sketches, which is slower over
+    many steps. `is_signed` says that its sign means something. `is_main` statistics are shown with
+    every tensor, those that are not `is_listed` only where they are asked for by name.
+    """
+
+    name: str
+    compute: Compute
+    sql: str | None = None
+    label: str = ""
+    format: NumberFormat = "number"
+    is_signed: bool = False
+    is_main: bool = True
+    is_listed: bool = True
+
+    def __call__(self, s: Sketches) -> NDArray[np.float64]:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = np.asarray(self.compute(s), dtype=np.float64)
+        if found.shape != (len(s),):
+            raise ValueError(
+                f"The statistic `{self.name}` gave an array of shape {found.shape} for {len(s)} "
+                f"sketches. It must give one number for each: ({len(s)},)."
+            )
+        return found
+
+    @property
+    def title(self) -> str:
+        """What people read."""
+        return self.label or self.name.replace("_", " ")
+
+    @property
+    def needs_bins(self) -> bool:
+        """Whether it is computed from whole sketches: SQL cannot."""
+        return self.sql is None
 
 
 def statistic(name: str) -> Statistic:
-    """The statistic of that name: one of `NAMES`, or a quantile such as `p50` or `p99.9`."""
-    found = _STATISTICS.get(name)
+    """The statistic of that name: one of `STATISTICS`, or a quantile such as `p50` or `p99.9`."""
+    found = STATISTICS.get(name)
     if found is not None:
         return found
     quantile = _quantile_of(name)
     if quantile is None:
-        known = ", ".join(NAMES)
+        known = ", ".join(STATISTICS)
         raise ValueError(
             f"Unknown statistic `{name}`. Known are: {known}; and quantiles such as `p99.9`."
         )
-    return lambda s: quantiles(s, [quantile])[:, 0]
+    compute: Compute = lambda s: quantiles(s, [quantile])[:, 0]  # noqa: E731  # as the others
+    is_main = name in ("p1", "p50", "p99")
+    return Statistic(name, compute, is_signed=name == "median", is_main=is_main)
 
 
 def needs_bins(name: str) -> bool:
     """Whether the statistic reads the bins (true) or the counts, sums and extrema alone."""
-    statistic(name)
-    return name not in _STATISTICS or name == "rm8"
+    return statistic(name).needs_bins
+
+
+def register(made: Statistic) -> Statistic:
+    """Add a statistic, or one of the same name in place of one that was added before.
+
+    In its `sql`, `{rms}` stands for the SQL of another statistic.
+
+    Raises:
+        ValueError: If the name is taken or is none, or the SQL refers to what has none.
+    """
+    name = made.name
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in RESERVED or _is_quantile(name):
+        raise ValueError(
+            f"A statistic cannot be called `{name}`: a name has small letters, digits and "
+            "underscores, and is neither that of a column nor that of a quantile."
+        )
+    if name in _BUILT_IN:
+        raise ValueError(f"There is a statistic `{name}` already. Give this one another name.")
+    if made.sql is not None:
+        made = replace(made, sql=_expanded(made.sql, name))
+    _STATISTICS[name] = made
+    return made
+
+
+def _expanded(sql: str, name: str) -> str:
+    """The SQL with that of other statistics put in."""
+    known = {n: f"({s.sql})" for n, s in _STATISTICS.items() if s.sql is not None and n != name}
+    try:
+        return sql.format_map(known)
+    except (KeyError, ValueError, IndexError) as error:
+        raise ValueError(
+            f"The SQL of `{name}` refers to {error}, which is no statistic that SQL can compute."
+        ) from None
 
 
 def known(s: Sketches, i: int) -> _bins.Known:
@@ -55,6 +143,10 @@ def dense(s: Sketches) -> NDArray[np.int64]:
     return table
 
 
+def _is_quantile(name: str) -> bool:
+    return _quantile_of(name) is not None
+
+
 def _quantile_of(name: str) -> float | None:
     if name == "median":
         return 0.5
@@ -65,17 +157,17 @@ def _quantile_of(name: str) -> float | None:
     return percent / 100 if 0 <= percent <= 100 else None
 
 
-def _count(name: str) -> Statistic:
+def _count(name: str) -> Compute:
     column = COUNTS.index(name)
     return lambda s: s.counts[:, column].astype(np.float64)
 
 
-def _sum(name: str) -> Statistic:
+def _sum(name: str) -> Compute:
     column = SUMS.index(name)
     return lambda s: np.where(_finite(s) > 0, s.sums[:, column], np.nan)
 
 
-def _extremum(name: str) -> Statistic:
+def _extremum(name: str) -> Compute:
     column = EXTREMA.index(name)
 
     def read(s: Sketches) -> NDArray[np.float64]:
@@ -90,7 +182,7 @@ def _finite(s: Sketches) -> NDArray[np.float64]:
     return np.subtract(s.counts[:, 0], bad, dtype=np.float64)
 
 
-def _mean_of(column: str) -> Statistic:
+def _mean_of(column: str) -> Compute:
     at = SUMS.index(column)
 
     def read(s: Sketches) -> NDArray[np.float64]:
@@ -114,7 +206,12 @@ def _max_abs(s: Sketches) -> NDArray[np.float64]:
     return np.where(_finite(s) > 0, found, np.nan)
 
 
-def _share(*columns: str) -> Statistic:
+def _infs(s: Sketches) -> NDArray[np.float64]:
+    infs: NDArray[np.int64] = s.counts[:, 3:5].sum(axis=1)
+    return infs.astype(np.float64)
+
+
+def _share(*columns: str) -> Compute:
     at = [COUNTS.index(c) for c in columns]
 
     def read(s: Sketches) -> NDArray[np.float64]:
@@ -151,26 +248,74 @@ def _rm8(s: Sketches) -> NDArray[np.float64]:
     return np.clip(found, np.minimum(_STATISTICS["rm4"](s), largest), largest)
 
 
-_STATISTICS: Final[dict[str, Statistic]] = {
-    "mean": _mean_of("sum"),
-    "std": lambda s: np.sqrt(_var(s)),
-    "var": _var,
-    "norm": lambda s: np.sqrt(_sum("sum_sq")(s)),
-    "rms": lambda s: np.sqrt(_mean_of("sum_sq")(s)),
-    "rm2": lambda s: np.sqrt(_mean_of("sum_sq")(s)),
-    "rm4": lambda s: _mean_of("sum_4")(s) ** 0.25,
-    "rm8": _rm8,
-    "min": _extremum("min"),
-    "max": _extremum("max"),
-    "abs_mean": _mean_of("sum_abs"),
-    "min_abs": _extremum("min_abs"),
-    "max_abs": _max_abs,
-    "sparsity": _share("zeros"),
-    "nonfinite": _share("nans", "pos_infs", "neg_infs"),
-    "infs": lambda s: s.counts[:, 3:5].sum(axis=1).astype(np.float64),
-    **{name: _count(name) for name in COUNTS},
-    **{name: _sum(name) for name in SUMS},
-}
+_FINITE: Final = "(count - nans - pos_infs - neg_infs)"
+_MEAN: Final = "{} / nullif(" + _FINITE + ", 0)"
+_WHERE_FINITE: Final = "case when " + _FINITE + " > 0 then {} end"
+_VAR: Final = (
+    f"greatest(sum_sq - sum * (sum / nullif({_FINITE}, 0)), 0.0) "
+    f"/ nullif(greatest({_FINITE} - 1, 0), 0)"
+)
 
-NAMES: Final[tuple[str, ...]] = tuple(_STATISTICS)
+
+def _definitions() -> tuple[Statistic, ...]:
+    """The statistics that come with Sonde, in the order in which they are listed."""
+    rms, rms_sql = lambda s: np.sqrt(_mean_of("sum_sq")(s)), f"sqrt({_MEAN.format('sum_sq')})"
+    return (
+        Statistic("mean", _mean_of("sum"), _MEAN.format("sum"), is_signed=True),
+        Statistic("std", lambda s: np.sqrt(_var(s)), f"sqrt({_VAR})"),
+        Statistic("var", _var, _VAR, is_main=False),
+        Statistic(
+            "norm", lambda s: np.sqrt(_sum("sum_sq")(s)), _WHERE_FINITE.format("sqrt(sum_sq)")
+        ),
+        Statistic("rms", rms, rms_sql),
+        Statistic("rm2", rms, rms_sql, is_main=False, is_listed=False),  # rms by another name
+        Statistic(
+            "rm4",
+            lambda s: _mean_of("sum_4")(s) ** 0.25,
+            f"pow({_MEAN.format('sum_4')}, 0.25)",
+            is_main=False,
+        ),
+        Statistic("rm8", _rm8, is_main=False),
+        Statistic("min", _extremum("min"), "case when isfinite(min) then min end", is_signed=True),
+        Statistic("max", _extremum("max"), "case when isfinite(max) then max end", is_signed=True),
+        Statistic("abs_mean", _mean_of("sum_abs"), _MEAN.format("sum_abs")),
+        Statistic(
+            "min_abs",
+            _extremum("min_abs"),
+            "case when isfinite(min_abs) then min_abs end",
+            is_main=False,
+        ),
+        Statistic(
+            "max_abs",
+            _max_abs,
+            _WHERE_FINITE.format("greatest(abs(min), abs(max))"),
+            is_main=False,
+        ),
+        Statistic(
+            "sparsity",
+            _share("zeros"),
+            "zeros / nullif(count, 0)",
+            format="share",
+            is_main=False,
+        ),
+        Statistic(
+            "nonfinite",
+            _share("nans", "pos_infs", "neg_infs"),
+            "(nans + pos_infs + neg_infs) / nullif(count, 0)",
+            format="share",
+            is_main=False,
+        ),
+        Statistic("infs", _infs, "pos_infs + neg_infs", format="count", is_main=False),
+        *(Statistic(n, _count(n), n, format="count", is_main=False) for n in COUNTS),
+        *(
+            Statistic(n, _sum(n), _WHERE_FINITE.format(n), is_signed=n == "sum", is_main=False)
+            for n in SUMS
+        ),
+    )
+
+
+_STATISTICS: Final[dict[str, Statistic]] = {made.name: made for made in _definitions()}
+_BUILT_IN: Final = frozenset(_STATISTICS)
+
+STATISTICS: Final[Mapping[str, Statistic]] = MappingProxyType(_STATISTICS)
 """Every statistic with a name of its own; quantiles (`p50`, `median`) come on top."""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from sonde._version import VERSION
 from sonde.views.specs import RunState
 
-API: Final = 1
+API: Final = 2
 """Grows when an older page cannot understand an answer any more."""
 
 MAGIC: Final = b"SND1"

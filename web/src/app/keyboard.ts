@@ -81,7 +81,11 @@ function moveStat(app: App, by: number): void {
   const about = app.about.peek();
   if (about)
     app.set({
-      stat: next(about.statistics, app.state.peek().stat ?? about.stat, by),
+      stat: next(
+        about.statistics.map((s) => s.name),
+        app.state.peek().stat ?? about.stat,
+        by,
+      ),
       metric: null,
     });
 }

@@ -1,5 +1,7 @@
 /** Numbers and words for people: three significant digits, no surprise units. */
 
+import type { NumberFormat } from "../api.gen";
+
 const MINUS = "\u2212";
 const THIN = "\u202f";
 export const NOTHING = "–";
@@ -62,6 +64,13 @@ export function share(value: number | null | undefined): string {
   if (value === 1) return "100%";
   if (value > 0.9995) return ">99.9%";
   return `${trimZeros((100 * value).toPrecision(value < 0.01 ? 1 : value < 0.1 ? 2 : 3))}%`;
+}
+
+/** A statistic's number, as its definition says. */
+export function value(of: number | null | undefined, format: NumberFormat): string {
+  if (of === null || of === undefined || !Number.isFinite(of)) return number(of);
+  if (format === "share") return of < 0 || of > 1 ? number(of) : share(of);
+  return format === "count" && Number.isInteger(of) ? count(of) : number(of);
 }
 
 /** `[8, -1, 64]` → `8 × ? × 64`; a single number has no dimensions: `scalar`. */

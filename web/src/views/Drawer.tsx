@@ -5,12 +5,11 @@ import type { CrossSection } from "../api.gen";
 import { useApp, useQuery, useSettled } from "../app/hooks";
 import { pin } from "../app/pins";
 import { setCursor } from "../app/time";
-import { count, kind as kindLabel, number, shape, share, site as siteTitle } from "../core/format";
+import { count, kind as kindLabel, shape, share, site as siteTitle, value } from "../core/format";
 import { Button } from "./Controls";
 import { ExponentChart, lossAt } from "./ExponentChart";
 import { Failed, Loading } from "./States";
 
-const STATS = ["min", "max", "mean", "std", "rms", "abs_mean", "norm", "p1", "p50", "p99"];
 const FORMATS: readonly { name: string; title: string }[] = [
   { name: "float8_e4m3fn", title: "fp8 e4m3" },
   { name: "float8_e5m2", title: "fp8 e5m2" },
@@ -187,14 +186,11 @@ function Inside({ data }: { data: CrossSection }) {
             <Figure name="values" value={count(data.total)} />
             <Figure name="zeros" value={share(data.total ? data.zeros / data.total : null)} />
             <Figure name="not finite" value={count(bad)} isBad={bad > 0} />
-            {STATS.map((name) => {
-              const found = data.statistics.find((s) => s.name === name);
-              return (
-                found && (
-                  <Figure key={name} name={name.replace("_", " ")} value={number(found.value)} />
-                )
-              );
-            })}
+            {data.statistics
+              .filter((s) => s.is_main)
+              .map((s) => (
+                <Figure key={s.name} name={s.label} value={value(s.value, s.format)} />
+              ))}
           </dl>
         </div>
       </div>

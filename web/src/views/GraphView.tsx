@@ -6,7 +6,7 @@ import { type GraphLevel, type LevelNode, NONFINITE, type Tint } from "../api.ge
 import { put } from "../app/app";
 import { useApp, useCommand, useSize } from "../app/hooks";
 import { freeLetter, letterOf, MOST_PINS, pin, togglePin, unpin } from "../app/pins";
-import { bytes, count, kind as kindLabel, number, shape } from "../core/format";
+import { bytes, count, kind as kindLabel, shape, value as shown } from "../core/format";
 import { palette } from "../core/heat";
 import { edgeWidth, fitted, type Layout, layoutLevel, type Route, smooth } from "../core/layout";
 import { type ColourScale, colourScale } from "../core/scales";
@@ -260,12 +260,15 @@ function TintLegend({ tint, scale }: { tint: Tint; scale: ColourScale }) {
     () => palette(map, scale.kind === "signed", isDark, tokens.nonfinite, tokens.hatch),
     [map, scale.kind, isDark],
   );
-  const title =
-    tint.metric ?? `${(tint.stat ?? "").replace(/_/g, " ")} of ${kindLabel(tint.kind ?? "")}`;
+  const title = tint.metric ?? `${tint.label} of ${kindLabel(tint.kind ?? "")}`;
   return (
     <div class="legend graph-legend" data-tint-legend>
       <span class="legend-title">{title}</span>
-      <Ramp colours={colours} low={number(scale.low)} high={number(scale.high)} />
+      <Ramp
+        colours={colours}
+        low={shown(scale.low, tint.format)}
+        high={shown(scale.high, tint.format)}
+      />
       {tint.nodes.some((n) => n.flag === NONFINITE) && (
         <span class="legend-key">
           <i class="swatch nonfinite" /> NaN or infinite
@@ -379,13 +382,15 @@ function describe(
   if (node.calls > 1) rows.push(["call", `#${node.call} of ${node.calls}`]);
   const value = tints.get(node.id);
   if (tint && value && value.value !== null) {
-    const name =
-      tint.metric ?? `${kindLabel(tint.kind ?? "")} ${(tint.stat ?? "").replace(/_/g, " ")}`;
-    rows.push([value.is_inside ? `${name}, largest inside` : name, number(value.value)]);
+    const name = tint.metric ?? `${kindLabel(tint.kind ?? "")} ${tint.label}`;
+    rows.push([
+      value.is_inside ? `${name}, largest inside` : name,
+      shown(value.value, tint.format),
+    ]);
     if (value.sites > 1)
       rows.push([
         "over all",
-        `${number(value.low)} … ${number(value.median)} … ${number(value.high)}`,
+        [value.low, value.median, value.high].map((v) => shown(v, tint.format)).join(" … "),
       ]);
   }
   return { title: node.path || node.label, note: node.type || node.kind, rows };

@@ -2,7 +2,7 @@
 
 import { useLayoutEffect, useRef } from "preact/hooks";
 import type { Heat } from "../api.gen";
-import { number, share } from "../core/format";
+import { share, value } from "../core/format";
 import { CLASS_LOW, CLASS_TOP, type Palette } from "../core/heat";
 import type { ColourScale } from "../core/scales";
 
@@ -23,8 +23,8 @@ export function HeatLegend({
       <span class="legend-title">{heat.title.replace(/_/g, " ")}</span>
       <Ramp
         colours={colours}
-        low={number(scale.low)}
-        high={number(scale.high)}
+        low={value(scale.low, heat.format)}
+        high={value(scale.high, heat.format)}
         below={heat.limits.low_share}
         above={heat.limits.high_share}
       />

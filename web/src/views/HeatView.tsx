@@ -6,7 +6,7 @@ import { EMPTY, type Heat, NONFINITE } from "../api.gen";
 import { useApp, useCommand, useSize } from "../app/hooks";
 import { togglePin } from "../app/pins";
 import { mapColumns, mapRows, nearestColumn, placeOf, spans, stepAt } from "../core/columns";
-import { count, kind as kindLabel, number, share, steps } from "../core/format";
+import { count, kind as kindLabel, number, share, value as shown, steps } from "../core/format";
 import { classify, palette, rowMedian } from "../core/heat";
 import {
   FOLD_ROWS,
@@ -445,13 +445,13 @@ function describe(heat: Heat, r: number, c: number): Omit<TipContent, "x" | "y">
   const value = heat.values[at];
   const rows: [string, string][] = [];
   rows.push(["at", steps(heat.columns.first[c], heat.columns.last[c])]);
-  const name = heat.metric ?? `${heat.stat}`.replace(/_/g, " ");
+  const name = heat.label;
   if (heat.flags[at] === EMPTY) rows.push([name, "not recorded"]);
   else {
     if (heat.flags[at] === NONFINITE) rows.push(["holds", "NaN or infinite values"]);
     rows.push([
       heat.columns.steps[c] > 1 ? `${name}, ${aggregateWord(heat)}` : name,
-      number(value),
+      shown(value, heat.format),
     ]);
     const median = rowMedian(heat.values, heat.flags, r * wide, wide);
     if (median > 0 && Number.isFinite(value))
@@ -478,10 +478,10 @@ function describeGroup(heat: Heat, group: number, c: number): Omit<TipContent, "
     if (heat.flags[at] === EMPTY || !Number.isFinite(heat.values[at])) continue;
     if (most < 0 || Math.abs(heat.values[at]) > Math.abs(heat.values[most * wide + c])) most = r;
   }
-  const name = heat.metric ?? `${heat.stat}`.replace(/_/g, " ");
+  const name = heat.label;
   if (bad) rows.push(["not finite", `${count(bad)} of ${count(length)} rows`]);
   if (most >= 0) {
-    rows.push([`largest ${name}`, number(heat.values[most * wide + c])]);
+    rows.push([`largest ${name}`, shown(heat.values[most * wide + c], heat.format)]);
     rows.push(["in", rowLabel(heat, heat.rows[most])]);
   } else if (!bad) rows.push([name, "not recorded"]);
   return { title, note: `${count(length)} rows`, rows };

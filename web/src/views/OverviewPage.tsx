@@ -7,7 +7,7 @@ import { type App, put } from "../app/app";
 import { useApp, useQuery, useSettled } from "../app/hooks";
 import { pin } from "../app/pins";
 import { setCursor } from "../app/time";
-import { ago, bytes, count, number, site as siteName } from "../core/format";
+import { ago, bytes, count, number, site as siteName, value } from "../core/format";
 import { Boundary } from "./Boundary";
 import { Button, Icon } from "./Controls";
 import { Drawer } from "./Drawer";
@@ -51,9 +51,10 @@ export function OverviewPage() {
   );
 }
 
-/** Statistics of a whole tensor that do not need its bins; others cannot be asked of movers. */
-function moverStat(stat: string): string {
-  return /^(p\d|median|q|rm8)/.test(stat) ? "rms" : stat;
+/** Statistics that need whole sketches cannot be asked of movers: then the usual one. */
+function moverStat(about: RunHeader, stat: string): string {
+  const known = about.statistics.find((s) => s.name === stat);
+  return known && !known.needs_bins ? stat : about.stat;
 }
 
 /** What moved most in the chosen statistic; or `isHealth`, which does not depend on it. */
@@ -68,7 +69,7 @@ function useMovers(isHealth: boolean, limit: number) {
       ? {
           run,
           ...(isHealth ? {} : { kind: kind ?? about.kind }),
-          stat: isHealth || metric ? "rms" : moverStat(stat ?? about.stat),
+          stat: isHealth || metric ? "rms" : moverStat(about, stat ?? about.stat),
           ...(phase ? { phase } : {}),
           ...windowOf(settled),
           limit,
@@ -247,7 +248,7 @@ function MoverList() {
     <section class="movers" aria-label="Biggest movers">
       <header>
         <h2>Biggest movers</h2>
-        {data && <span class="dim">{data.stat.replace(/_/g, " ")}, first to last quarter</span>}
+        {data && <span class="dim">{data.label}, first to last quarter</span>}
       </header>
       {error && !data && <Failed error={error} what="Movers" />}
       {!data && !error && app.about.value?.kind && <Loading what="movers" />}
@@ -293,7 +294,7 @@ function MoverRows({ data, onShow }: { data: Movers; onShow: (mover: Mover) => v
             <span class="mover-values dim number">
               {row.nonfinite_steps > 0
                 ? `in ${count(row.nonfinite_steps)} ${row.nonfinite_steps === 1 ? "step" : "steps"}`
-                : `${number(row.before)} → ${number(row.after)}`}
+                : `${value(row.before, data.format)} → ${value(row.after, data.format)}`}
             </span>
             {row.nonfinite_steps > 0 ? (
               <span class="badge bad">not finite since {count(row.first_nonfinite_step)}</span>

@@ -181,9 +181,9 @@ export function Toolbar() {
   const state = app.state.value;
   const kind = state.kind ?? about?.kind ?? "";
   const stat = state.metric ? `metric:${state.metric}` : (state.stat ?? about?.stat ?? "rms");
-  const statistics: Option[] = (about?.statistics ?? [stat]).map((s) => ({
-    value: s,
-    label: s.replace(/_/g, " "),
+  const statistics: Option[] = (about?.statistics ?? []).map((s) => ({
+    value: s.name,
+    label: s.label,
   }));
   const metrics: Option[] = (about?.metrics ?? []).map((m) => ({
     value: `metric:${m.name}`,

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 from sonde._errors import SondeError, SondeWarning
 from sonde.graph.model import Graph
 from sonde.record import FINAL, Sketches
-from sonde.sketch import Exponents, Histogram, Sketch, row
+from sonde.sketch import Exponents, Histogram, Sketch, added, row
 from sonde.store import attempts, locations
 from sonde.store.attempts import Status
 from sonde.store.listing import Damage
@@ -59,6 +59,7 @@ def open_run(
     Raises:
         RunError: There is no run there, or a newer Sonde wrote it.
     """
+    added.load()
     return Run(locations.resolve(path), frame=frame, locked=locked, limits=limits)
 
 

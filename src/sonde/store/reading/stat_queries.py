@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sonde._errors import RunError, SondeError
-from sonde.record import COUNTS, FINAL, Site, Sketches
+from sonde.record import FINAL, Site, Sketches
 from sonde.sketch import Sketch, concatenate, needs_bins, row, statistic
 from sonde.sketch.columns import empty, merge_groups
 from sonde.store.reading import sketch_rows
@@ -21,7 +21,6 @@ from sonde.store.sql import queries
 DEFAULT_STATS: Final = ("mean", "std", "rms", "max_abs", "sparsity", "nonfinite")
 BY: Final = ("step", "phase", "name", "module", "kind", "call", "slot", "rank")
 
-_COUNTED: Final = frozenset({*COUNTS, "infs"})
 _ROWS_AT_ONCE: Final = 100_000
 """Sketches with bins that are in memory together: about 100 MB."""
 
@@ -287,10 +286,11 @@ def _with_sites(
 
 def _values(column: pa.ChunkedArray, name: str, order: NDArray[np.int64]) -> pa.Array:
     """Numbers in order: whole for counts, else floats, NaN where there is nothing to say."""
-    if name in _COUNTED and column.null_count:
+    is_count = statistic(name).format == "count"
+    if is_count and column.null_count:
         raise RunError(f"A segment of this run holds a sketch without `{name}`.")
     values = column.to_numpy()
-    return pa.array(values[order].astype(np.int64 if name in _COUNTED else np.float64))
+    return pa.array(values[order].astype(np.int64 if is_count else np.float64))
 
 
 def _spread(values: Sequence[str], at: NDArray[np.int64]) -> pa.Array:

@@ -16,6 +16,7 @@ import duckdb
 import pyarrow as pa
 
 from sonde._errors import RunError, SondeError
+from sonde.sketch import STATISTICS, Statistic
 from sonde.store.reading.snapshots import Snapshot, SnapshotTaker
 from sonde.store.sql import examination, queries
 from sonde.store.sql.limits import Limits
@@ -91,6 +92,7 @@ class Inquiry:
         self._is_locked = locked
         self._connection: queries.Connection | None = None
         self._snapshot: Snapshot | None = None
+        self._statistics: tuple[Statistic, ...] = ()
         self._examined: set[str] = set()
         self._named: set[str] = set()
         self._lock = threading.RLock()
@@ -180,7 +182,8 @@ class Inquiry:
 
     def _ready(self, snapshot: Snapshot) -> queries.Connection:
         """A cursor whose views point at the segments of the snapshot, or of a later one."""
-        if self._snapshot is None or _differ(self._snapshot, snapshot):
+        known = tuple(STATISTICS.values())
+        if self._snapshot is None or _differ(self._snapshot, snapshot) or known != self._statistics:
             self._snapshot = None
             paths = snapshot.paths()
             self._named.update(paths)
@@ -195,7 +198,7 @@ class Inquiry:
                     raise SondeError(f"The run cannot be read: {error}") from error
                 return self._ready(self.look())
             self._named.update(paths)
-            self._snapshot = snapshot
+            self._snapshot, self._statistics = snapshot, known
         return self._connect().cursor()
 
     def _connect(self) -> queries.Connection:

@@ -4,7 +4,7 @@ Views, as documented for users (`run.sql`):
 
 * `stats`: one row per step, phase and site, ranks merged and replaced attempts hidden. `step`,
   `phase`, `name`, `module`, `kind`, `call`, `slot`, `dtype`, then every named statistic that needs
-  no bins (`STATISTICS`); null where there is nothing to say.
+  no bins (`sonde.sketch.STATISTICS`); null where there is nothing to say.
 * `stages`: as `stats`, with gradients as they were before clipping too, and the column `stage`
   (`final`, `before_clip`). All other views but `sites` and `records` have the final stage only.
 * `bins`: one row per step, phase, site and occupied bin. As `stats` up to `slot`, then `bin`,
@@ -30,6 +30,7 @@ import pyarrow as pa
 
 from sonde._errors import SondeError
 from sonde.record import COUNTS, EXTREMA, FINAL, STAGES, SUMS
+from sonde.sketch import STATISTICS
 from sonde.sketch import bins as _bins
 from sonde.store.reading.snapshots import Snapshot
 from sonde.store.schemas import EVENTS, GRAPH, NUMBERS, SITES, SKETCHES, TRACES, Table
@@ -52,39 +53,6 @@ STAGE: Final = (
     + " else 'final' end"
 )
 """`Site.stage` as an expression over the columns of a site."""
-
-_FINITE: Final = "(count - nans - pos_infs - neg_infs)"
-
-
-def _mean(column: str) -> str:
-    return f"{column} / nullif({_FINITE}, 0)"
-
-
-_VAR: Final = (
-    f"greatest(sum_sq - sum * (sum / nullif({_FINITE}, 0)), 0.0) "
-    f"/ nullif(greatest({_FINITE} - 1, 0), 0)"
-)
-
-STATISTICS: Final[Mapping[str, str]] = {
-    "mean": _mean("sum"),
-    "std": f"sqrt({_VAR})",
-    "var": _VAR,
-    "norm": f"case when {_FINITE} > 0 then sqrt(sum_sq) end",
-    "rms": f"sqrt({_mean('sum_sq')})",
-    "rm2": f"sqrt({_mean('sum_sq')})",
-    "rm4": f"pow({_mean('sum_4')}, 0.25)",
-    "min": "case when isfinite(min) then min end",
-    "max": "case when isfinite(max) then max end",
-    "abs_mean": _mean("sum_abs"),
-    "min_abs": "case when isfinite(min_abs) then min_abs end",
-    "max_abs": f"case when {_FINITE} > 0 then greatest(abs(min), abs(max)) end",
-    "sparsity": "zeros / nullif(count, 0)",
-    "nonfinite": "(nans + pos_infs + neg_infs) / nullif(count, 0)",
-    "infs": "pos_infs + neg_infs",
-    **{name: name for name in COUNTS},
-    **{name: f"case when {_FINITE} > 0 then {name} end" for name in SUMS},
-}
-"""Each statistic of `sonde.sketch` that needs no bins, over the columns of a sketch."""
 
 
 class TooMuchError(SondeError):
@@ -202,9 +170,25 @@ def make_views(connection: Connection, snapshot: Snapshot) -> None:
         for name, query in views.items():
             connection.execute(f"create or replace view {name} as {query}")
         connection.execute("commit")
-    except BaseException:
+    except BaseException as error:
         connection.execute("rollback")
+        if isinstance(error, duckdb.Error):
+            _check_statistics(connection)
         raise
+
+
+def _check_statistics(connection: Connection) -> None:
+    """Raise if the SQL of a statistic is at fault, which one."""
+    columns = [f"0::bigint as {c}" for c in COUNTS] + [f"0.0::double as {c}" for c in SUMS]
+    columns += [f"0.0::double as {c}" for c in EXTREMA]
+    for known in STATISTICS.values():
+        if known.sql is not None:
+            try:
+                connection.execute(f"select {known.sql} from (select {', '.join(columns)})")
+            except duckdb.Error as error:
+                raise SondeError(
+                    f"The SQL of the statistic `{known.name}` is wrong: {error}"
+                ) from None
 
 
 def replaced_from(snapshot: Snapshot) -> dict[Attempt, int]:
@@ -307,7 +291,7 @@ def merged(group: Iterable[str], *, where: str) -> str:
 
 def statistics(names: Iterable[str]) -> str:
     """A select list of named statistics over merged sketch columns."""
-    return ", ".join(f"{STATISTICS[name]} as {_name(name)}" for name in names)
+    return ", ".join(f"{STATISTICS[name].sql} as {_name(name)}" for name in names)
 
 
 def _stages_view(merge: bool) -> str:
@@ -315,7 +299,8 @@ def _stages_view(merge: bool) -> str:
         merged(KEY, where="not replaced") if merge else "select * from records where not replaced"
     )
     columns = ", ".join((*KEY, *SITE_COLUMNS, "dtype"))
-    return f"select {columns}, {statistics(STATISTICS)}, {STAGE} as stage from ({source})"
+    names = [name for name, known in STATISTICS.items() if known.sql is not None]
+    return f"select {columns}, {statistics(names)}, {STAGE} as stage from ({source})"
 
 
 def _bins_view(merge: bool) -> str:

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from sonde.sketch import needs_bins
+from sonde.sketch import NumberFormat, needs_bins, statistic
 from sonde.views import ids
 from sonde.views.notes import FROZEN, bounds, step_notes
 from sonde.views.numbers import columns, pooling
@@ -31,8 +31,6 @@ _MAX_CELLS: Final = 1 << 23
 
 _START: Final = 16
 """Columns whose median is what `norm=start` divides by."""
-
-_SIGNED: Final = frozenset({"mean", "sum", "min", "max", "median"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +206,15 @@ def _heat(
     bad = f"{bad_rows:,} of {len(rows):,} rows contain NaN or Inf"
     said = [*notes, *([bad] if bad_rows else [])]
     is_signed = question.norm == "z" or (
-        (question.metric is not None or question.stat in _SIGNED) and bool((usable < 0).any())
+        (question.metric is not None or statistic(question.stat).is_signed)
+        and bool((usable < 0).any())
     )
     aggregate: Aggregate = question.aggregate
+    shown_as: NumberFormat = "number" if question.metric else statistic(question.stat).format
     return Heat(
-        title=question.metric or f"{question.stat} of {kind}",
+        title=question.metric or f"{statistic(question.stat).title} of {kind}",
+        label=question.metric or statistic(question.stat).title,
+        format=shown_as if question.norm == "none" else "number",
         kind=None if question.metric else kind,
         stat=None if question.metric else question.stat,
         metric=question.metric,

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from sonde._errors import SondeError
 from sonde.record import FINAL
-from sonde.sketch import needs_bins
+from sonde.sketch import statistic
 from sonde.store.reading.selection import Selection
 from sonde.store.sql import queries
 from sonde.views.numbers.pooling import check_stat
@@ -21,8 +21,8 @@ _TINY: Final = 2.0**-126
 
 def answer(subject: OpenedRun, question: MoversQuestion) -> Movers:
     """Not finite first, earliest first; then by how much the statistic moved, either way."""
-    check_stat(question.stat)
-    if needs_bins(question.stat):
+    known = statistic(check_stat(question.stat))
+    if known.needs_bins:
         raise SondeError(f"`{question.stat}` needs bins: choose a statistic such as `rms`.")
     chosen = Selection().equal("phase", question.phase).equal("kind", question.kind)
     chosen.steps((question.first, question.last)).equal(f"({queries.STAGE})", FINAL)
@@ -33,7 +33,8 @@ def answer(subject: OpenedRun, question: MoversQuestion) -> Movers:
     ).to_pylist()[0]
     first, last = window["first"], window["last"]
     if first is None:
-        return Movers(question.kind, question.stat, None, None, (), 0, 0, ())
+        shown = (question.kind, question.stat, known.title, known.format)
+        return Movers(*shown, None, None, (), 0, 0, ())
     bad, bad_sites = _nonfinite(subject, chosen, question.limit)
     moved = _moved(subject, chosen, question, first, last)
     structure = subject.structure
@@ -62,6 +63,8 @@ def answer(subject: OpenedRun, question: MoversQuestion) -> Movers:
     return Movers(
         kind=question.kind,
         stat=question.stat,
+        label=known.title,
+        format=known.format,
         first_step=first,
         last_step=last,
         rows=tuple(rows),

@@ -249,7 +249,7 @@ def _statistic_sql(source: Source, within: Selection) -> str:
         v, bad = f'"{source.stat}"', "nonfinite > 0"
         origin = f"stats where {within.where}"
     else:
-        v, bad = queries.STATISTICS[source.stat], "nans + pos_infs + neg_infs > 0"
+        v, bad = str(statistic(source.stat).sql), "nans + pos_infs + neg_infs > 0"
         origin = f"({queries.merged(queries.KEY, where=within.where)})"
     return (
         f"select name, step, cast({v} as double) as v, coalesce({bad}, false) as bad from {origin}"

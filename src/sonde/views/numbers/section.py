@@ -98,9 +98,10 @@ def _nearest(
 
 def _statistics(sketch: Sketch) -> tuple[Named, ...]:
     row = sketch.columns()
-    names = [name for name in STATISTICS if name != "rm2"]  # rm2 is rms under another name
+    listed = [known for known in STATISTICS.values() if known.is_listed]
     return tuple(
-        Named(name, _number(float(statistic(name)(row)[0]))) for name in (*names, *_QUANTILES)
+        Named(known.name, _number(float(known(row)[0])), known.title, known.format, known.is_main)
+        for known in (*listed, *(statistic(name) for name in _QUANTILES))
     )
 
 

@@ -11,11 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.record import KINDS
-from sonde.sketch import STATISTICS
+from sonde.sketch import STATISTICS, statistic
 from sonde.views.numbers import heat, lines
 from sonde.views.questions import RunQuestion
 from sonde.views.runs.opened_run import MAX_LABEL, NotFoundError, OpenedRun, shown
-from sonde.views.specs import Fact, KindCount, Notice, NoticeLevel, NumberName, RunHeader, StepRange
+from sonde.views.specs import (
+    Fact,
+    KindCount,
+    Notice,
+    NoticeLevel,
+    NumberName,
+    RunHeader,
+    StatisticName,
+    StepRange,
+)
 
 _MAX_NAMES: Final = 2000
 _MAX_RANGES: Final = 2000
@@ -60,7 +69,7 @@ def answer(subject: OpenedRun, _question: RunQuestion) -> RunHeader:
         phases=_phases(subject),
         ranks=tuple(sorted({int(a["rank"]) for a in info["attempts"]})),
         kinds=tuple(KindCount(kind, n) for kind, n in kinds),
-        statistics=(*(s for s in STATISTICS if s != "rm2"), *_QUANTILES),
+        statistics=_statistics(),
         scalars=tuple(scalars),
         metrics=tuple(n for n in numbers if n.modules > 0),
         timeline=lines.loss_name([n.name for n in scalars]),
@@ -71,6 +80,14 @@ def answer(subject: OpenedRun, _question: RunQuestion) -> RunHeader:
         graph_note=shown(structure.graph.note, 2000),
         facts=_facts(info),
         notices=_notices(info),
+    )
+
+
+def _statistics() -> tuple[StatisticName, ...]:
+    listed = [known for known in STATISTICS.values() if known.is_listed]
+    return tuple(
+        StatisticName(known.name, known.title, known.format, known.needs_bins)
+        for known in (*listed, *(statistic(name) for name in _QUANTILES))
     )
 
 

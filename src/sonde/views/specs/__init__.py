@@ -60,6 +60,7 @@ from sonde.views.specs.runs import Runs as Runs
 from sonde.views.specs.runs import Server as Server
 from sonde.views.specs.runs import Spark as Spark
 from sonde.views.specs.runs import State as State
+from sonde.views.specs.runs import StatisticName as StatisticName
 from sonde.views.specs.runs import StepRange as StepRange
 from sonde.views.specs.structure import Crumb as Crumb
 from sonde.views.specs.structure import GraphLevel as GraphLevel

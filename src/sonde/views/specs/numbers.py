@@ -13,6 +13,7 @@ from sonde.views.specs.parts import (
     Bounds,
     Columns,
     Norm,
+    NumberFormat,
     RangeMode,
     Scale,
     SiteRef,
@@ -88,13 +89,16 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """Rows (sites in module order) by columns (steps) of one statistic or metric.
+    """Rows (sites in module order) by columns (steps) of one statistic or metric, whose name is
+    `label` and whose numbers are shown as `format` says.
 
     `values` and `flags` are rows × columns, row by row. A cell of several steps or sites holds
     their aggregate; a cell in which anything was not finite has flag 2 whatever the aggregate.
     """
 
     title: str
+    label: str
+    format: NumberFormat
     kind: str | None
     stat: str | None
     metric: str | None
@@ -156,10 +160,13 @@ class Kymograph:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A statistic and its value."""
+    """A statistic and its value; `is_main` ones are shown with every tensor."""
 
     name: str
     value: float | None
+    label: str
+    format: NumberFormat
+    is_main: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +247,8 @@ class Tint:
     """
 
     node: str
+    label: str
+    format: NumberFormat
     kind: str | None
     stat: str | None
     metric: str | None
@@ -274,6 +283,8 @@ class Movers:
 
     kind: str | None
     stat: str
+    label: str
+    format: NumberFormat
     first_step: int | None
     last_step: int | None
     rows: tuple[Mover, ...]

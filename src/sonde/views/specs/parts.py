@@ -25,6 +25,7 @@ Norm = Literal["none", "start", "z"]
 NodeKind = Literal["module", "input", "output", "attach"]
 Flow = Literal["none", "chain", "parallel", "mixed"]
 NoticeLevel = Literal["info", "warning", "error"]
+NumberFormat = Literal["number", "share", "count"]
 RangeMode = Literal["robust", "all", "fixed"]
 
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sonde.views.specs.parts import F64, U8, Fact, NoticeLevel, RunState, RunStatus
+from sonde.views.specs.parts import (
+    F64,
+    U8,
+    Fact,
+    NoticeLevel,
+    NumberFormat,
+    RunState,
+    RunStatus,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,17 @@ class KindCount:
 
 
 @dataclass(frozen=True, slots=True)
+class StatisticName:
+    """A statistic that can be asked for: what people read, how its numbers are shown, and whether
+    whole sketches are read for it."""
+
+    name: str
+    label: str
+    format: NumberFormat
+    needs_bins: bool
+
+
+@dataclass(frozen=True, slots=True)
 class NumberName:
     """A scalar or metric by name. `modules` is 0 for a scalar."""
 
@@ -130,7 +149,7 @@ class RunHeader:
     phases: tuple[str, ...]
     ranks: tuple[int, ...]
     kinds: tuple[KindCount, ...]
-    statistics: tuple[str, ...]
+    statistics: tuple[StatisticName, ...]
     scalars: tuple[NumberName, ...]
     metrics: tuple[NumberName, ...]
     timeline: str | None

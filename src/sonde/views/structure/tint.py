@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sonde.graph.folding import Fold
 from sonde.graph.model import Node
 from sonde.record import PARAMETER_KINDS
-from sonde.sketch import needs_bins
+from sonde.sketch import needs_bins, statistic
 from sonde.views import ids
 from sonde.views.notes import bounds, step_notes
 from sonde.views.numbers import columns, pooling
@@ -66,6 +66,8 @@ def answer(subject: OpenedRun, question: TintQuestion) -> Tint:
         notes.append(f"values of step {step:,}, the last recorded one")
     return Tint(
         node=question.node or ids.ROOT,
+        label=question.metric or statistic(question.stat).title,
+        format="number" if question.metric else statistic(question.stat).format,
         kind=kind,
         stat=None if question.metric else question.stat,
         metric=question.metric,
