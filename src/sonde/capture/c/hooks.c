@@ -121,6 +121,16 @@ static int hang(PyObject *x, PyObject *grad_fn, PyObject *hook)
     return well;
 }
 
+/* Take that hook off again. The dict stays where it is, empty: whoever hooks the tensor next uses
+   it. */
+static void take_off(PyObject *x)
+{
+    PyObject *hooks = PyObject_GetAttr(x, n_backward_hooks);
+    if (!hooks || PyObject_DelItem(hooks, hook_number) < 0)
+        PyErr_Clear();
+    Py_XDECREF(hooks);
+}
+
 /* What a weak reference refers to, NULL if it is gone. */
 PyObject *referent(PyObject *reference)
 {
@@ -319,6 +329,8 @@ static long long lane_leaves(const Lane *lane, PyObject *module, PyObject *x)
         goto end;
     if (place && !shares && add(place, &view) != HANDLED) {
         native->live = 0; /* the device does not do as it is told: Python will see why */
+        if (hook)
+            take_off(x); /* and put its own there: the gradient counts once */
         goto end;
     }
     done = call;
