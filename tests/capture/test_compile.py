@@ -413,6 +413,25 @@ def test_code_that_outlives_its_watch_runs_without_taps(watching):
     assert backend.ran[-1] == 0
 
 
+def test_code_that_outlives_its_watch_keeps_nothing_of_it(watching):
+    before = dict(operators.KEYS)
+    model = Net()
+    call = called(model, "aot_eager")
+    watch, memory = watching(model, log=["output", "output_grad"])
+    call(torch.randn(5, 8)).square().mean().backward()
+    watch.step()
+    numbers = operators.KEYS.keys() - before.keys()
+    assert len(numbers) >= 9
+    watch.close()
+    assert operators.KEYS.keys() == before.keys()
+    call(torch.randn(5, 8)).square().mean().backward()
+    operators.TAP(torch.ones(3), min(numbers))  # as code does that is still there
+    operators.TAPS([torch.ones(3), torch.ones(3)], sorted(numbers)[:2])
+    assert [step for step, _ in memory.steps] == [0]
+    record(watching, model, call, every=1, steps=1)
+    assert operators.KEYS.keys() == before.keys()
+
+
 @pytest.mark.parametrize("compile_", [traced, by_block])
 @pytest.mark.parametrize("is_older", [False, True])
 def test_a_twin_that_nobody_watches_does_not_lend_its_code(watching, compile_, is_older):

@@ -150,6 +150,7 @@ class WatchedModules:
         hooks.mind_no_more(self._owner)
         for tap in self._taps.values():
             take_off(tap, self._number)
+            tap.forget_code()
         self._taps.clear()
 
     def _hang(self, path: str, module: nn.Module, *, is_root: bool) -> Tap:

@@ -87,7 +87,7 @@ class TapKey:
     `bunch` that of several taps of which it is the first, with their keys.
     """
 
-    __slots__ = ("_places", "bunch", "is_gradient", "owner", "point", "returned")
+    __slots__ = ("__weakref__", "_places", "bunch", "is_gradient", "owner", "point", "returned")
 
     def __init__(self, tap: Tap, place: TapPlace) -> None:
         self.owner = ref(tap.owner)
@@ -101,6 +101,7 @@ class TapKey:
         """See the tensor at that place, too."""
         self.point = None
         self._places.append((ref(tap), place))
+        tap.fixed_keys.append(self)
 
     def places(self) -> list[tuple[Tap, TapPlace]]:
         return [(tap, place) for known, place in self._places if (tap := known()) is not None]
@@ -111,12 +112,13 @@ class Tap:
 
     `enters` is false for a module of torch's own without children, of which only outputs are
     wanted: one hook is enough for it. `sign` stands for the tap in compiled code, the tensor `key`
-    in code that serves several modules, where it has `keys` by place.
+    in code that serves several modules, where it has `keys` by place. `fixed_keys` are those in code
+    that serves no other module.
     """
 
     __slots__ = (
-        *("__weakref__", "enters", "input", "input_grad", "is_root", "key", "keys", "lane"),
-        *("module", "output", "output_grad", "outputs", "owner", "path", "selected"),
+        *("__weakref__", "enters", "fixed_keys", "input", "input_grad", "is_root", "key", "keys"),
+        *("lane", "module", "output", "output_grad", "outputs", "owner", "path", "selected"),
         *("sign", "spots"),
     )
 
@@ -147,6 +149,7 @@ class Tap:
         self.lane: Lane | None = None
         self.key: Tensor | None = None
         self.keys: dict[int, TapKey] = {}
+        self.fixed_keys: list[TapKey] = []
 
     @property
     def type(self) -> str:
@@ -184,6 +187,11 @@ class Tap:
         self.lane.put(
             call, value.place if self.output else None, gradient if self.output_grad else None
         )
+
+    def forget_code(self) -> None:
+        """Hear nothing of compiled code any more."""
+        self.keys.clear()
+        self.fixed_keys.clear()
 
     def switch_off(self) -> None:
         """Record nothing of this module any more."""

@@ -29,7 +29,7 @@ from torch.fx import GraphModule
 from sonde.capture.torch.compile import operators, recompile_limit
 from sonde.capture.torch.compile.dual import Compiler, both
 from sonde.capture.torch.compile.guards import hooks_of, unguard
-from sonde.capture.torch.compile.operators import KEYS, TAP, TAP_OF, add_key, add_place
+from sonde.capture.torch.compile.operators import TAP, TAP_OF, add_key, add_place, key_of
 from sonde.capture.torch.compile.reached import is_reached_from
 from sonde.capture.torch.compile.returned import returned
 from sonde.capture.torch.compile.rewriting import rewriting
@@ -109,8 +109,9 @@ class _Trace:
             with suppress(Exception):  # then they are read twice
                 seen = [(known(), version, key) for known, version, key in self.keys.values()]
                 unchanged = [k for x, version, k in seen if x is not None and x._version == version]
-                for key in returned(graph, TAP, unchanged):
-                    KEYS[key].returned = True
+                for found in map(key_of, returned(graph, TAP, unchanged)):
+                    if found is not None:
+                        found.returned = True
             with suppress(Exception):  # then they are looked at each time
                 unguard(output(), self._is_unguarded())
             with _rewriting(compiler):
@@ -142,8 +143,10 @@ class _Trace:
         of = (tap.owner.sign, place.kind.endswith("_grad"), id(x))
         known = self.keys.get(of)
         if known is not None and known[0]() is x and known[1] == x._version:
-            KEYS[known[2]].add(tap, place)
-            return -1
+            first = key_of(known[2])
+            if first is not None:
+                first.add(tap, place)
+                return -1
         made = add_key(tap, place)
         self.keys[of] = (ref(x), x._version, made)
         self.last = ref(x)

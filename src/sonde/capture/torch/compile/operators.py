@@ -10,8 +10,10 @@ says who it is.
 from __future__ import annotations
 
 import threading
+from functools import partial
+from itertools import count
 from typing import Final
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import torch
 from torch import Tensor
@@ -29,19 +31,28 @@ _LIBRARY.define("tap(Tensor x, int key) -> ()", tags=_ANY_LAYOUT)
 _LIBRARY.define("taps(Tensor[] xs, int[] keys) -> ()", tags=_ANY_LAYOUT)
 _LIBRARY.define("tap_of(Tensor x, Tensor module, int place) -> ()", tags=_ANY_LAYOUT)
 
-KEYS: Final[list[TapKey]] = []
+_NUMBERS: Final = count()
+KEYS: Final[dict[int, ref[TapKey]]] = {}
+"""Taps by the number that stands for them in a graph. A number is never used again, since a graph
+may outlive the watch; its entry is dropped with the key, which the modules' taps hold."""
 _PLACES: Final[list[TapPlace]] = []
 _TAPS: Final[WeakValueDictionary[int, Tap]] = WeakValueDictionary()
-"""Taps by the address of the tensor that stands for them in shared code. Weak, as all here: a graph
-may outlive the watch."""
+"""Taps by the address of the tensor that stands for them in shared code."""
 _LOCK: Final = threading.Lock()
 
 
 def add_key(tap: Tap, place: TapPlace) -> int:
     """A number for that place."""
-    with _LOCK:
-        KEYS.append(TapKey(tap, place))
-        return len(KEYS) - 1
+    made, number = TapKey(tap, place), next(_NUMBERS)
+    tap.fixed_keys.append(made)
+    KEYS[number] = ref(made, partial(KEYS.pop, number))
+    return number
+
+
+def key_of(number: int) -> TapKey | None:
+    """What that number stands for, None once the watch is closed."""
+    known = KEYS.get(number)
+    return None if known is None else known()
 
 
 def add_place(place: TapPlace) -> int:
@@ -61,14 +72,14 @@ def share(tap: Tap) -> None:
 
 def who(key: int) -> TapIdentity | None:
     """Whose tap that is, None if it has to run by itself."""
-    known = KEYS[key]
-    owner = known.owner()
-    return None if owner is None or known.returned else TapIdentity(owner.sign, known.is_gradient)
+    known = key_of(key)
+    owner = None if known is None or known.returned else known.owner()
+    return None if known is None or owner is None else TapIdentity(owner.sign, known.is_gradient)
 
 
 def _run(x: Tensor, key: int) -> None:
-    known = KEYS[key]
-    if known.point is not None and known.point.add(x):
+    known = key_of(key)
+    if known is None or (known.point is not None and known.point.add(x)):
         return
     owner = known.owner()
     if owner is not None and not owner.asleep:
@@ -76,12 +87,12 @@ def _run(x: Tensor, key: int) -> None:
 
 
 def _run_several(xs: list[Tensor], keys: list[int]) -> None:
-    first = KEYS[keys[0]]
-    known = first.bunch
-    if known is None or known[0] != keys:
+    first = key_of(keys[0])
+    known = None if first is None else first.bunch
+    if first is not None and (known is None or known[0] != keys):
         known = first.bunch = _bunch(keys)
     bunch = None if known is None else known[1]
-    if bunch is not None:
+    if first is not None and bunch is not None:
         owner = first.owner()
         # The first taps that run may have to begin a pass.
         if bunch.add(xs) or (owner is not None and owner.hears() and bunch.add(xs)):
@@ -92,7 +103,8 @@ def _run_several(xs: list[Tensor], keys: list[int]) -> None:
 
 def _bunch(keys: list[int]) -> tuple[list[int], Bunch | None] | None:
     """The native path of these taps together: None while one has none, or for ever."""
-    points = [point for key in keys if (point := KEYS[key].point) is not None]
+    known = [found for key in keys if (found := key_of(key)) is not None]
+    points = [found.point for found in known if found.point is not None]
     if len(points) < len(keys):
         return None
     try:
