@@ -52,8 +52,8 @@ from sonde.capture.torch import capture, names
 from sonde.capture.torch.compile import hooks, rewriting
 from sonde.capture.torch.metrics import replay
 from sonde.capture.torch.optim import optimizers, parameters
+from sonde.capture.torch.rows import bundles, recorder
 from sonde.capture.torch.rows import cuda as cuda_rows
-from sonde.capture.torch.rows import recorder
 from sonde.demo.scenarios import HEALTHY
 from sonde.demo.torch.transformer import Transformer
 
@@ -106,6 +106,7 @@ def without_lists() -> AbstractContextManager[None]:
     """Questions to many objects at once are asked one by one."""
     plain = _native_in_python()
     return replaced(
+        (bundles, "measure", nothing),
         (recorder, "measure", nothing),
         (parameters, "pick", plain.pick),
         (parameters, "referents", plain.referents),
@@ -401,12 +402,14 @@ def machine() -> str:
 
 
 def others(path: Path, cases: list[str]) -> list[dict[str, object]]:
-    """Rows of the file that this run does not replace: of another machine, or of other cases."""
+    """Rows of the file that this run does not replace: of another machine, of other cases, and of
+    parts that are no more."""
+    known = {part.name for part in PARTS}
     with path.open(newline="") as file:
         return [
             dict(row)
             for row in csv.DictReader(file)
-            if row["machine"] != machine() or row["case"] not in cases
+            if row["machine"] != machine() or row["case"] not in cases or row["part"] not in known
         ]
 
 
