@@ -112,8 +112,8 @@ class Tap:
 
     `enters` is false for a module of torch's own without children, of which only outputs are
     wanted: one hook is enough for it. `sign` stands for the tap in compiled code, the tensor `key`
-    in code that serves several modules, where it has `keys` by place. `fixed_keys` are those in code
-    that serves no other module.
+    in code that serves several modules, where it has `keys` by place. `fixed_keys` are those in
+    code that serves no other module.
     """
 
     __slots__ = (
