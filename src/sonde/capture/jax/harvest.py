@@ -75,7 +75,8 @@ class Harvest:
 
     def __call__(self, closed: ClosedJaxpr, args: Sequence[Any]) -> tuple[list[Any], list[Group]]:
         """The function's outputs, and what was harvested."""
-        return self._walk(closed.jaxpr, closed.consts, args, is_again=False)
+        jaxpr, consts = _opened(closed)
+        return self._walk(jaxpr, consts, args, is_again=False)
 
     def rows_of(self, groups: Sequence[Group]) -> Array:
         """All rows in one array, (devices, rows, ROW), in the order of the groups."""
@@ -168,14 +169,14 @@ class Harvest:
     # -- primitives that hold functions --------------------------------------------------------
 
     def _jit(self, eqn: Any, inputs: list[Any], is_again: bool) -> tuple[Any, list[Group]]:
-        closed = eqn.params["jaxpr"]
+        jaxpr, consts = _opened(eqn.params["jaxpr"])
         inputs = _constrained(inputs, eqn.params.get("in_shardings", ()))
-        outputs, groups = self._walk(closed.jaxpr, closed.consts, inputs, is_again=is_again)
+        outputs, groups = self._walk(jaxpr, consts, inputs, is_again=is_again)
         return _constrained(outputs, eqn.params.get("out_shardings", ())), groups
 
     def _call(self, eqn: Any, inputs: list[Any], is_again: bool) -> tuple[Any, list[Group]]:
-        closed = eqn.params["call_jaxpr"]
-        return self._walk(closed.jaxpr, closed.consts, inputs, is_again=is_again)
+        jaxpr, consts = _opened(eqn.params["call_jaxpr"])
+        return self._walk(jaxpr, consts, inputs, is_again=is_again)
 
     def _remat(self, eqn: Any, inputs: list[Any], is_again: bool) -> tuple[Any, list[Group]]:
         again = is_again or eqn.params["differentiated"]
@@ -188,33 +189,32 @@ class Harvest:
             box[:] = found
             return outputs, [g.rows for g in found]
 
-        closed = jax.make_jaxpr(body)(*inputs)
-        inner = closed.jaxpr
+        inner, consts = _opened(jax.make_jaxpr(body)(*inputs))
         opened = inner.replace(
             constvars=[], invars=[*inner.constvars, *inner.invars], debug_info=_without_names(inner)
         )
-        results = eqn.primitive.bind(*closed.consts, *inputs, **(eqn.params | {"jaxpr": opened}))
+        results = eqn.primitive.bind(*consts, *inputs, **(eqn.params | {"jaxpr": opened}))
         n = len(results) - len(box)
         groups = [replace(g, rows=r) for g, r in zip(box, results[n:], strict=True)]
         return results[:n], groups
 
     def _scan(self, eqn: Any, inputs: list[Any], is_again: bool) -> tuple[Any, list[Group]]:
         p = eqn.params
-        closed, n_consts, n_carry = p["jaxpr"], p["num_consts"], p["num_carry"]
-        consts, init = inputs[:n_consts], inputs[n_consts : n_consts + n_carry]
+        jaxpr, closed_over = _opened(p["jaxpr"])
+        consts, init, xs = _scanned(p, inputs)
+        n_carry = len(init)
         box: list[Group] = []
 
         def body(carry: Any, xs: Any) -> Any:
             args = [*consts, *carry, *xs]
-            outputs, found = self._walk(closed.jaxpr, closed.consts, args, is_again=is_again)
+            outputs, found = self._walk(jaxpr, closed_over, args, is_again=is_again)
             box[:] = found
             return outputs[:n_carry], (outputs[n_carry:], [g.rows for g in found])
 
-        xs = inputs[n_consts + n_carry :]
         carry, (ys, rows) = lax.scan(
             body, init, xs, length=p["length"], reverse=p["reverse"], unroll=p["unroll"]
         )
-        calls = frozenset(t.call for t in taps_in(closed.jaxpr) if t.call is not None)
+        calls = frozenset(t.call for t in taps_in(jaxpr) if t.call is not None)
         loop = Loop(p["length"], calls)
         groups = [
             replace(g, rows=r, loops=(loop, *g.loops)) for g, r in zip(box, rows, strict=True)
@@ -226,7 +226,8 @@ class Harvest:
         found: list[list[Group]] = []
 
         def evaluate(closed: Any, *args: Any) -> tuple[Any, list[Group]]:
-            return self._walk(closed.jaxpr, closed.consts, args, is_again=is_again)
+            jaxpr, consts = _opened(closed)
+            return self._walk(jaxpr, consts, args, is_again=is_again)
 
         for closed in eqn.params["branches"]:
             box: list[Group] = []
@@ -290,6 +291,20 @@ def jaxprs_in(params: dict[str, Any]) -> Iterator[Jaxpr]:
                 yield item.jaxpr
             elif isinstance(item, Jaxpr):
                 yield item
+
+
+def _opened(jaxpr: Any) -> tuple[Jaxpr, Sequence[Any]]:
+    """A function and what it closes over, whichever of the two kinds it is."""
+    return (jaxpr.jaxpr, jaxpr.consts) if isinstance(jaxpr, ClosedJaxpr) else (jaxpr, ())
+
+
+def _scanned(params: dict[str, Any], inputs: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """The inputs of a `scan`: what it closes over, what it carries, what it runs over."""
+    if "ft_in" in params:  # from JAX 0.11 on
+        consts, init, xs = map(list, params["ft_in"].update(inputs).unpack())
+        return consts, init, xs
+    n, m = params["num_consts"], params["num_consts"] + params["num_carry"]
+    return inputs[:n], inputs[n:m], inputs[m:]
 
 
 def _bind(eqn: Any, inputs: list[Any]) -> Any:
