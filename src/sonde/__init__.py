@@ -11,6 +11,7 @@ from sonde._version import VERSION as __version__  # noqa: N811
 if TYPE_CHECKING:
     from sonde import logframe as logframe
     from sonde import plot as plot
+    from sonde import sinks as sinks
     from sonde.capture.active import attach as attach
     from sonde.capture.active import attention as attention
     from sonde.capture.active import is_watching as is_watching
@@ -52,7 +53,7 @@ _LAZY = {
 }
 """Names that are looked up on first use, so that `import sonde` loads nothing heavy."""
 
-_PARTS = ("logframe", "plot")
+_PARTS = ("logframe", "plot", "sinks")
 """Modules that are loaded on first use: `sonde.plot.heatmap(run)`."""
 
 

@@ -54,7 +54,7 @@ def watch(
     resume: bool = False,
     step: int | None = None,
     config: dict[str, Any] | None = None,
-    sinks: Sequence[Sink | RecordSink] = (),
+    sinks: Sequence[Sink | RecordSink | str] = (),
     max_calls: int = 16,
     strict: bool = False,
     rank: int | None = None,
@@ -89,7 +89,7 @@ def watch(
         step: Number of the first step; 0 by default. When resuming, by default what the optimizer
             has counted, if it does; else one after the last recorded, with a warning.
         config: Anything about the training to keep with the run.
-        sinks: Further destinations for what is recorded: instances of `sonde.Sink`.
+        sinks: Further destinations: instances of `sonde.Sink`, or names of trackers (`"wandb"`).
         max_calls: Calls of a module in one pass that are recorded; more are skipped and counted.
         strict: Raise errors of the recording instead of going on without the part that failed.
         rank: Rank of this process; by default what the launcher says (`RANK` of torchrun,

@@ -1,9 +1,19 @@
 """Sinks: further destinations for what a watch records, by name and on request."""
 
+from sonde.sinks.callback import Callback as Callback
 from sonde.sinks.sink import Reading as Reading
 from sonde.sinks.sink import Series as Series
 from sonde.sinks.sink import Sink as Sink
 from sonde.sinks.sink import SinkOptions as SinkOptions
 from sonde.sinks.sink import WatchedRun as WatchedRun
+from sonde.sinks.tensorboard import TensorBoard as TensorBoard
 
-__all__ = ["Reading", "Series", "Sink", "SinkOptions", "WatchedRun"]
+__all__ = [
+    "Callback",
+    "Reading",
+    "Series",
+    "Sink",
+    "SinkOptions",
+    "TensorBoard",
+    "WatchedRun",
+]

@@ -19,7 +19,7 @@ import numpy as np
 
 from sonde._signals import Bell, Gate
 from sonde.capture.voice import say
-from sonde.record import Event, NumberBatch, Site, SiteInfo, SketchBatch, Sketches
+from sonde.record import Event, GraphPart, NumberBatch, Site, SiteInfo, SketchBatch, Sketches
 from sonde.sinks.request import Choice, NumberChoice, Request
 from sonde.sinks.sink import HISTOGRAM, Reading, Series, Sink, WatchedRun
 from sonde.sketch import merge_groups, row, statistic, take, without_bins
@@ -63,6 +63,20 @@ class _Named:
         return 200 * len(self.values)
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A part of the graph."""
+
+    part: GraphPart
+
+    @property
+    def nbytes(self) -> int:
+        return 300 * (len(self.part.nodes) + len(self.part.edges) + len(self.part.modules))
+
+
+_Item = _Tensors | _Named | _Seen
+
+
 class Feed:
     """One sink, its queue and its thread. `put` and `news` are called by the drain."""
 
@@ -75,7 +89,7 @@ class Feed:
         self._request = request
         self._choice = Choice(request)
         self._numbers = NumberChoice(request)
-        self._queue: SimpleQueue[_Tensors | _Named | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Item | None] = SimpleQueue()
         self._hurry = Bell()
         self._keys: dict[Series, str] = {}
         self._reason = ""
@@ -111,6 +125,10 @@ class Feed:
         if values:
             self._put(_Named(batch.step, batch.phase, values))
 
+    def graph(self, part: GraphPart) -> None:
+        if type(self._sink).graph is not Sink.graph:
+            self._put(_Seen(part))
+
     def finish(self, reason: str) -> None:
         """Write what waits and end. Does not wait."""
         self._reason = reason
@@ -131,6 +149,10 @@ class Feed:
         if self._error is not None and self._is_new("failed"):
             text = f"The sink `{self.name}` failed: {self._error!r}. Training and the run go on."
             found.append((text, Event("sink_failed", text, self.name, level="error")))
+        while self._sink.notes:
+            text = f"The sink `{self.name}`: {self._sink.notes.popleft()}"
+            if self._is_new(text):
+                found.append((text, Event("sink_note", text, self.name, level="warning")))
         if self._refused and self._is_new("slow"):
             text = (
                 f"The sink `{self.name}` is too slow. Records that it has no room for are dropped; "
@@ -155,7 +177,7 @@ class Feed:
             found.append(("", Event("sink_lost", text, self.name, level="warning", count=lost)))
         return found
 
-    def _put(self, item: _Tensors | _Named) -> None:
+    def _put(self, item: _Item) -> None:
         waits = self._given_bytes - self._done_bytes
         if waits and waits + item.nbytes > _CAPACITY_BYTES:
             self._refused += 1
@@ -184,7 +206,7 @@ class Feed:
         finally:
             self.ended.open()
 
-    def _next(self) -> list[_Tensors | _Named]:
+    def _next(self) -> list[_Item]:
         """Records that wait, after collecting for a while; none at the end."""
         item = self._queue.get()
         if item is None:
@@ -209,9 +231,12 @@ class Feed:
         self._in_a_row = 0
         return True
 
-    def _write(self, items: Sequence[_Tensors | _Named]) -> None:
+    def _write(self, items: Sequence[_Item]) -> None:
         readings: dict[tuple[int, str], Reading] = {}
         for item in items:
+            if isinstance(item, _Seen):
+                self._sink.graph(item.part)
+                continue
             at = (item.step, item.phase)
             reading = readings.setdefault(at, Reading(*at))
             if isinstance(item, _Named):
@@ -219,7 +244,8 @@ class Feed:
                     reading.numbers[self._key(Series(item.phase, name, module))] = value
             else:
                 self._read(item, reading)
-        self._sink.write(list(readings.values()))
+        if readings:
+            self._sink.write(list(readings.values()))
 
     def _read(self, item: _Tensors, reading: Reading) -> None:
         """Statistics and histograms of the rows."""
@@ -235,7 +261,8 @@ class Feed:
         for site, i in places.items():
             if self._request.wants_histogram(site):
                 key = self._key(_series(item.phase, HISTOGRAM, site))
-                reading.histograms[key] = row(sketches, i).histogram(self._request.bins)
+                reading.sketches[key] = sketch = row(sketches, i)
+                reading.histograms[key] = sketch.histogram(self._request.bins)
 
     def _key(self, series: Series) -> str:
         found = self._keys.get(series)
@@ -282,6 +309,10 @@ class Feeds:
         for feed in self._feeds:
             feed.numbers(batch)
             self._report(feed.news())
+
+    def graph(self, part: GraphPart) -> None:
+        for feed in self._feeds:
+            feed.graph(part)
 
     def event(self, event: Event) -> None:
         """Events are for the run."""

@@ -13,6 +13,7 @@ from sonde._errors import SondeError
 from sonde.capture.plan import kinds_of, matcher
 from sonde.record import FINAL, Kind, RecordSink, Site, SiteInfo
 from sonde.sinks.sink import DEFAULTS, Patterns, Sink, SinkOptions
+from sonde.sinks.trackers import by_name
 from sonde.sketch import needs_bins, statistic
 
 Matches = Callable[[str], bool]
@@ -95,16 +96,19 @@ class Request:
 
 
 def check_sinks(
-    sinks: Iterable[Sink | RecordSink],
+    sinks: Iterable[Sink | RecordSink | str],
 ) -> tuple[list[tuple[Sink, Request]], list[RecordSink]]:
     """Sinks with what they want, and those that take records as they are.
 
     Raises:
         SondeError: If one of them is no sink, is given twice, or wants what there is not.
+        ImportError: If the package of a tracker is not installed.
     """
     named: list[tuple[Sink, Request]] = []
     others: list[RecordSink] = []
-    for sink in sinks:
+    several = [sinks] if isinstance(sinks, str) else sinks
+    for given in several:
+        sink = by_name(given) if isinstance(given, str) else given
         if isinstance(sink, Sink):
             if any(sink is other for other, _ in named):
                 raise SondeError(f"The sink `{type(sink).__name__}` is given twice.")

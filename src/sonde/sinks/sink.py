@@ -12,14 +12,15 @@ A sink says which statistics of which tensors it wants, and gets them by name:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypedDict, Unpack
 
 from sonde.metrics import names
-from sonde.record import Kind, Site
-from sonde.sketch import Histogram
+from sonde.record import GraphPart, Kind, Site
+from sonde.sketch import Histogram, Sketch
 
 HISTOGRAM = "histogram"
 """The name of a series of histograms, where a statistic's name stands."""
@@ -72,13 +73,15 @@ class Reading:
     """Numbers and histograms of one step and phase, each by the key of its series.
 
     A step may come in several readings: a loss that is logged after the update comes later than the
-    statistics of that step.
+    statistics of that step. `sketches` has the same keys as `histograms`: what a histogram was read
+    off, for other bins, exact sums and what a number format would lose.
     """
 
     step: int
     phase: str
     numbers: dict[str, float] = field(default_factory=dict)
     histograms: dict[str, Histogram] = field(default_factory=dict)
+    sketches: dict[str, Sketch] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +188,22 @@ class Sink:
         """Take readings, in the order in which they came. May block, may raise."""
         raise NotImplementedError
 
+    def graph(self, part: GraphPart) -> None:
+        """Take what was newly seen of the graph of the model. Parts add up: `Graph.of(parts)`."""
+
     def close(self, reason: str) -> None:
         """Finish: called once, after the last `write`. `reason` is how the run ended."""
 
     def key(self, series: Series) -> str:
         """The name of a series in readings. Asked once for each."""
         return series.key
+
+    def note(self, text: str) -> None:
+        """Report something to the user and in the run, once: a value or a key that is refused."""
+        self.notes.append(text)
+
+    @property
+    def notes(self) -> deque[str]:
+        """What was noted and not reported yet."""
+        found: deque[str] = vars(self).setdefault("_notes", deque(maxlen=100))
+        return found
