@@ -1,10 +1,12 @@
 """Memory: rows take as much for a large model as for a small one, and are given back."""
 
+import gc
 import json
 import subprocess
 import sys
 import textwrap
 from dataclasses import fields
+from types import FunctionType, ModuleType
 
 import numpy as np
 import pytest
@@ -15,7 +17,9 @@ import sonde
 from sonde.capture.native import Row, Seen
 from sonde.capture.torch.passes import HeldTensor
 from sonde.capture.torch.rows import host
+from sonde.capture.torch.tap import Tap
 from sonde.kernels import layout
+from sonde.record import SiteInfo
 
 
 class Shared(nn.Module):
@@ -165,3 +169,31 @@ def test_a_row_that_was_given_out_again_is_not_taken_for_what_it_held():
     opened.window = 2
     assert seen.row is None
     assert held.row_of(x) is None
+
+
+def test_closing_leaves_no_table_in_the_dicts_of_hooks(watching):
+    """A dict keeps the table it grew for a hook, and the table the memory around it."""
+    model = linears(3)
+    dicts = [getattr(m, n) for m in model.modules() for n in vars(m) if "_hooks" in n]
+    fresh = [sys.getsizeof(hooks) for hooks in dicts if hooks is not None]
+    watch, _ = watching(model)
+    assert [sys.getsizeof(hooks) for hooks in dicts if hooks is not None] != fresh
+    watch.close()
+    assert [sys.getsizeof(hooks) for hooks in dicts if hooks is not None] == fresh
+
+
+def test_a_closed_watch_that_is_kept_holds_little_of_each_module(watching):
+    """Names and the last statistics for `watch.metrics`; not hooks, rows, sites or passes."""
+    model = linears(60)
+    watch, _ = watching(model)
+    train(model, torch.optim.SGD(model.parameters()), 2)
+    watch.step()
+    watch.close()
+    held, seen, todo = 0, set(), [watch]
+    while todo:
+        found = gc.get_referents(*todo)
+        todo = [o for o in {id(o): o for o in found}.values() if id(o) not in seen]
+        todo = [o for o in todo if not isinstance(o, type | ModuleType | FunctionType)]
+        seen.update(id(o) for o in todo)
+        held += sum(isinstance(o, Tap | SiteInfo | Seen) for o in todo)
+    assert held == 0

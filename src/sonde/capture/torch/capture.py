@@ -47,6 +47,7 @@ from sonde.capture.torch.passes import (
     Pass,
     bind,
     current_backward,
+    forget_passes,
     is_being_traced,
     is_inside_call_of,
     is_replica,
@@ -175,6 +176,8 @@ class Capture:
             self.recorder.end_phases()
             self.recorder.close()
             self.graph_taker.close(step=self.step)
+            self.structure.forget()
+            forget_passes(self._passes, self.native)
             self._is_bare = True  # last: who is interrupted before it closes again
             self.troubles.tell_the_rest()
 

@@ -52,14 +52,20 @@ def hang(tap: Tap, module: nn.Module, number: int) -> None:
     module._forward_hooks[number] = Leave(tap)
 
 
-def take_off(tap: Tap, number: int) -> None:
+def take_off(tap: Tap, number: int, *, for_good: bool = False) -> None:
     """Take the hooks off again, if the module still lives."""
     module = tap.module()
-    if module is not None:
-        module._forward_pre_hooks.pop(number, None)
-        module._forward_pre_hooks_with_kwargs.pop(number, None)
-        module._forward_hooks.pop(number, None)
-        module._forward_hooks_always_called.pop(number, None)
+    if module is None:
+        return
+    for known in (
+        module._forward_pre_hooks,
+        module._forward_pre_hooks_with_kwargs,
+        module._forward_hooks,
+        module._forward_hooks_always_called,
+    ):
+        known.pop(number, None)
+        if for_good and not known:
+            known.clear()  # else it keeps its table, and with it memory around it
 
 
 def inputs(args: tuple[Any, ...], kwargs: dict[str, Any], limit: int) -> list[tuple[str, Any]]:

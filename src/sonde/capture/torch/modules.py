@@ -149,7 +149,7 @@ class WatchedModules:
         """Take every hook off."""
         hooks.mind_no_more(self._owner)
         for tap in self._taps.values():
-            take_off(tap, self._number)
+            take_off(tap, self._number, for_good=True)
             tap.forget_code()
         self._taps.clear()
 

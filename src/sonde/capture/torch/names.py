@@ -7,7 +7,7 @@ module or a parameter alive.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Final, NamedTuple
 from weakref import ref
@@ -102,7 +102,7 @@ class ModelStructure:
         self.version = 0
         self.modules: list[tuple[str, ref[nn.Module]]] = []
         self.parameters: list[NamedParameter] = []
-        self._model = ref(model)
+        self._model: Callable[[], nn.Module | None] = ref(model)
         self.is_stale = True
         self._held: list[ref[nn.Module]] = []
         self._regions: set[str] = set()
@@ -125,6 +125,13 @@ class ModelStructure:
         self._held = [r for _, r in self.modules] + wrappers
         self._regions = {path for path, m in _walk(model) if path and _is_compiled(m)}
         self._print = self._fingerprint()
+
+    def forget(self) -> None:
+        """Let go of all that is known of the model."""
+        self.modules, self.parameters, self._held = [], [], []
+        self._print = None
+        self._model = lambda: None
+        self.version += 1
 
     @property
     def has_regions(self) -> bool:

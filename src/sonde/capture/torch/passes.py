@@ -172,6 +172,14 @@ def bind(native: Native | None, at: Pass) -> None:
             native.bind(at.stack, at.calls, at.seen)
 
 
+def forget_passes(passes: dict[int, Pass], native: Native | None) -> None:
+    """No pass will begin: let go of what is known of the last ones."""
+    passes.clear()
+    if native is not None:
+        native.bind([], {}, {})
+        native.bound = False
+
+
 def settle(
     native: Native | None, observer: ObserverNeeds | None, is_live: bool, phases: Collection[str]
 ) -> None:

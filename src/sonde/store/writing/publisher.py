@@ -220,6 +220,7 @@ class Publisher:
                 self._failed(error)
         if self._compactor is not None:
             self._compactor.leave()
+        self._builder = RowBuilder(self._attempt)  # what it knows of sites is large
 
     # -- inside ---------------------------------------------------------------------------------
 
