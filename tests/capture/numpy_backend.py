@@ -5,8 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from sonde.capture.array_session import ArraySession
-from sonde.capture.backend import Prepared
+from sonde.capture.array_session import ArrayBackend, ArraySession
 
 
 class Dense:
@@ -65,8 +64,8 @@ class SGD:
 
 
 class NumpySession(ArraySession):
-    def __init__(self, model, optimizer, plan, schedule, drain, step):
-        super().__init__(model, plan, schedule, drain, step=step, has_optimizer=True)
+    def __init__(self, model, plan, schedule, drain, *, step, optimizer):
+        super().__init__(model, plan, schedule, drain, step=step, optimizer=optimizer)
         self.hung = [(optimizer, "step")]
         optimizer.step = partial(self.update, optimizer.step)
         for path, layer in model.layers.items():
@@ -85,7 +84,7 @@ class NumpySession(ArraySession):
 
     def update(self, step):
         before = []
-        for path, layer in self._model.layers.items():
+        for path, layer in self.model.layers.items():
             for name, gradient in layer.gradients.items():
                 before.append((path, name, layer, getattr(layer, name)))
                 self.take("param", path, getattr(layer, name), slot=name, owner=layer)
@@ -100,11 +99,5 @@ class NumpySession(ArraySession):
             delattr(owner, name)
 
 
-class NumpyBackend:
-    name = "numpy"
-
-    def takes(self, model):
-        return isinstance(model, MLP)
-
-    def prepare(self, model, optimizer, plan):
-        return Prepared("MLP", ["SGD"], None, partial(NumpySession, model, optimizer, plan))
+def NumpyBackend():
+    return ArrayBackend("numpy", MLP, NumpySession)

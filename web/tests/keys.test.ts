@@ -29,7 +29,7 @@ test("zooming is by the place of a key, whatever is printed on it", () => {
 
 test("G waits for the name of a page, and forgets when another key comes", () => {
   expect(commandOf(press("g"), null)).toBeNull();
-  expect(commandOf(press("l"), "g")).toBe("goLayers");
+  expect(commandOf(press("l"), "g")).toBe("go:layers");
   expect(commandOf(press("l"), null)).toBe("scale");
   expect(commandOf(press("p"), "g")).toBe("pin");
   expect(commandOf(press("o"), "x")).toBe("fold");

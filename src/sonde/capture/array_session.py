@@ -2,7 +2,7 @@
 
 A backend derives from `ArraySession`, hangs its hooks in `__init__` and takes them off in `detach`.
 A hook calls `take` with an array; whoever updates the parameters calls `end_step` afterwards.
-`tests/capture/numpy_backend.py` is a backend made this way.
+`register(ArrayBackend(name, type, session))` does the rest. docs/extending.md has an example.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from sonde._errors import SondeError
 from sonde.capture import active
 from sonde.capture.array_rows import ArrayRows
+from sonde.capture.backend import Prepared
 from sonde.capture.budget import Budget
 from sonde.capture.drain import Drain
 from sonde.capture.numbers.latest import Latest
@@ -31,24 +33,29 @@ from sonde.record import PARAMETER_KINDS, Kind, RecordSink, Site
 
 
 class ArraySession:
-    """A watched model whose tensors are numpy arrays, or become one by `numpy.asarray`."""
+    """A watched model whose tensors are numpy arrays, or become one by `numpy.asarray`.
+
+    `Any`: the model and the optimizer are the framework's. With an optimizer, the backend calls
+    `end_step` when it has stepped; without, `watch.step()` does, by `end_by_hand`.
+    """
 
     def __init__(
         self,
-        model: object,
+        model: Any,
         plan: Plan,
         schedule: Schedule,
         drain: Drain,
         *,
         step: int,
-        has_optimizer: bool = False,
+        optimizer: Any = None,
     ) -> None:
+        self.model = model
+        self.optimizer = optimizer
         self.plan = plan
-        self.has_optimizer = has_optimizer
+        self.has_optimizer = optimizer is not None
         self.is_closed = False
         self.troubles = Troubles(drain, strict=plan.strict)
         self.recorded_steps = self.dropped_steps = 0
-        self._model = model
         self._schedule = schedule
         self._phases = Phases(plan.phases, step, self.troubles.skip, self.troubles.failed)
         self._rows = ArrayRows(drain)
@@ -161,7 +168,7 @@ class ArraySession:
         }
 
     def watches(self, model: object) -> bool:
-        return model is self._model
+        return model is self.model
 
     def tell_concerns(self, others: Sequence[str], *, is_guess: bool) -> None:
         for run in others:
@@ -236,10 +243,10 @@ class ArraySession:
         every: Every | None,
         against: str | None,
     ) -> None:
-        raise SondeError(_UNSUPPORTED.format("Metrics", type(self._model).__name__))
+        raise SondeError(_UNSUPPORTED.format("Metrics", type(self.model).__name__))
 
     def set_reference(self, model: Any, *, device: Any = None, run: bool = True) -> None:
-        raise SondeError(_UNSUPPORTED.format("References", type(self._model).__name__))
+        raise SondeError(_UNSUPPORTED.format("References", type(self.model).__name__))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -298,7 +305,7 @@ class ArraySession:
                 if self._paused or not self._phases.wants(phase):
                     return
                 if is_asked or self._is_planned(site, owner):
-                    name = type(self._model if owner is None else owner).__name__
+                    name = type(self.model if owner is None else owner).__name__
                     self._rows.add(site, phase, np.asarray(array), name)
         except Exception as error:
             self.troubles.failed(site.name, error)
@@ -328,6 +335,25 @@ class ArraySession:
             self._phases.is_due = bool(self._schedule(self.step))
         except Exception as error:
             self.troubles.failed("every", error)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayBackend:
+    """Watches models of a type with a session class."""
+
+    name: str
+    models: type | tuple[type, ...]
+    session: type[ArraySession]
+
+    def takes(self, model: object) -> bool:
+        return isinstance(model, self.models)
+
+    def prepare(self, model: object, optimizer: object, plan: Plan) -> Prepared:
+        def start(schedule: Schedule, drain: Drain, step: int) -> ArraySession:
+            return self.session(model, plan, schedule, drain, step=step, optimizer=optimizer)
+
+        optimizers = [] if optimizer is None else [type(optimizer).__name__]
+        return Prepared(type(model).__name__, optimizers, None, start)
 
 
 _UNSUPPORTED = (

@@ -1,31 +1,23 @@
-"""Answers: which function answers which view."""
+"""Answers: the function behind each view of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any, Final
 
 from sonde.store.sql.inquiry import careful
-from sonde.views.numbers import heat, kymograph, lines, movers, section
-from sonde.views.runs import header
+from sonde.views.routes import ROUTES
 from sonde.views.runs.opened_run import OpenedRun
-from sonde.views.structure import level, panel, tint, tree
-from sonde.views.traced import variable
 
-_ANSWERS: Final[Mapping[str, Callable[[OpenedRun, Any], object]]] = {
-    "run": header.answer,
-    "spark": lines.spark,
-    "tree": tree.answer,
-    "level": level.answer,
-    "panel": panel.answer,
-    "search": tree.search,
-    "lines": lines.answer,
-    "heat": heat.answer,
-    "kymograph": kymograph.answer,
-    "section": section.answer,
-    "variable": variable.answer,
-    "tint": tint.answer,
-    "movers": movers.answer,
-}
-ANSWERS: Final = {view: careful(answer) for view, answer in _ANSWERS.items()}
+Answer = Callable[[OpenedRun, Any], object]
+
+
+def _function(by: str) -> Answer:
+    module, _, name = by.partition(":")
+    found: Answer = getattr(import_module(f"sonde.views.{module}"), name)
+    return found
+
+
+ANSWERS: Final = {r.name: careful(_function(r.by)) for r in ROUTES.values() if r.of_run}
 """The views of one run. For `server`, `runs` and `state` see `sonde.views.runs.run_list`."""

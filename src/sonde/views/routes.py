@@ -16,32 +16,41 @@ from sonde.views import specs as s
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A view: `api/<name>`. `of_run` if the question names one run by `run`."""
+    """A view: `api/<name>` takes a question and answers with a spec.
+
+    `by` names the function that makes the answer from an opened run, by its place in this package:
+    only the processes that read runs load it. The server answers the others itself.
+    """
 
     name: str
     question: type[Any]
     answer: type[Any]
-    of_run: bool = True
+    by: str = ""
+
+    @property
+    def of_run(self) -> bool:
+        """Whether the question names one run by `run`."""
+        return bool(self.by)
 
 
 ROUTES: Final[Mapping[str, Route]] = {
     route.name: route
     for route in (
-        Route("server", q.NoQuestion, s.Server, of_run=False),
-        Route("runs", q.NoQuestion, s.Runs, of_run=False),
-        Route("state", q.StateQuestion, s.State, of_run=False),
-        Route("run", q.RunQuestion, s.RunHeader),
-        Route("spark", q.SparkQuestion, s.Spark),
-        Route("tree", q.TreeQuestion, s.Tree),
-        Route("level", q.LevelQuestion, s.GraphLevel),
-        Route("panel", q.PanelQuestion, s.Panel),
-        Route("search", q.SearchQuestion, s.Hits),
-        Route("lines", q.LinesQuestion, s.Lines),
-        Route("heat", q.HeatQuestion, s.Heat),
-        Route("kymograph", q.KymographQuestion, s.Kymograph),
-        Route("section", q.SectionQuestion, s.CrossSection),
-        Route("variable", q.VariableQuestion, s.Variable),
-        Route("tint", q.TintQuestion, s.Tint),
-        Route("movers", q.MoversQuestion, s.Movers),
+        Route("server", q.NoQuestion, s.Server),
+        Route("runs", q.NoQuestion, s.Runs),
+        Route("state", q.StateQuestion, s.State),
+        Route("run", q.RunQuestion, s.RunHeader, "runs.header:answer"),
+        Route("spark", q.SparkQuestion, s.Spark, "numbers.lines:spark"),
+        Route("tree", q.TreeQuestion, s.Tree, "structure.tree:answer"),
+        Route("level", q.LevelQuestion, s.GraphLevel, "structure.level:answer"),
+        Route("panel", q.PanelQuestion, s.Panel, "structure.panel:answer"),
+        Route("search", q.SearchQuestion, s.Hits, "structure.tree:search"),
+        Route("lines", q.LinesQuestion, s.Lines, "numbers.lines:answer"),
+        Route("heat", q.HeatQuestion, s.Heat, "numbers.heat:answer"),
+        Route("kymograph", q.KymographQuestion, s.Kymograph, "numbers.kymograph:answer"),
+        Route("section", q.SectionQuestion, s.CrossSection, "numbers.section:answer"),
+        Route("variable", q.VariableQuestion, s.Variable, "traced.variable:answer"),
+        Route("tint", q.TintQuestion, s.Tint, "structure.tint:answer"),
+        Route("movers", q.MoversQuestion, s.Movers, "numbers.movers:answer"),
     )
 }

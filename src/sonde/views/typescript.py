@@ -47,8 +47,8 @@ def generate() -> str:
         "export const EMPTY = 0;\nexport const NUMBER = 1;\nexport const NONFINITE = 2;",
         "\n".join(f"export type {n} = {_union(a)};" for a, n in _LITERALS.items()),
         _ANSWER,
-        *(_interface(c, is_question=False) for m in _SPECS for c in _dataclasses(m)),
-        *(_interface(c, is_question=True) for c in _dataclasses(questions)),
+        *(_interface(c, is_question=False) for c in _specs()),
+        *(_interface(c, is_question=True) for c in _questions()),
         _routes(),
     ]
     return "\n\n".join(found) + "\n"
@@ -62,6 +62,31 @@ def _dataclasses(module: types.ModuleType) -> Iterator[type]:
         if isinstance(c, type) and is_dataclass(c) and c.__module__ == module.__name__
     ]
     yield from sorted(found, key=lambda c: inspect.getsourcelines(c)[1])
+
+
+def _specs() -> list[type]:
+    """Specs of ours, then those that a view brings along in its own module."""
+    found = [c for m in _SPECS for c in _dataclasses(m)]
+    for route in ROUTES.values():
+        _reach(route.answer, found)
+    return found
+
+
+def _questions() -> list[type]:
+    asked = [*_dataclasses(questions), *(route.question for route in ROUTES.values())]
+    return list(dict.fromkeys(asked))
+
+
+def _reach(hint: Any, found: list[type]) -> None:  # Any: a type hint
+    """Add the dataclasses that a type is made of, those that others need first."""
+    if isinstance(hint, type) and is_dataclass(hint):
+        if hint not in found:
+            for inside in get_type_hints(hint).values():
+                _reach(inside, found)
+            found.append(hint)
+        return
+    for inside in get_args(hint):
+        _reach(inside, found)
 
 
 def _interface(of: type, *, is_question: bool) -> str:

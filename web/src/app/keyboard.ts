@@ -1,5 +1,6 @@
 /** Keys to commands, and what each command does. */
 
+import { PAGES, type Page } from "../core/destinations";
 import { type Command, commandOf, KIND_KEYS } from "../core/keys";
 import { read } from "../core/url";
 import { type App, put } from "./app";
@@ -90,11 +91,9 @@ function moveStat(app: App, by: number): void {
     });
 }
 
-function go(page: "runs" | "overview" | "explore" | "layers"): (app: App) => void {
-  return (app) => {
-    if (page !== "runs" && app.run.peek() === null) app.say("Choose a run first.");
-    else app.set({ page }, true);
-  };
+function go(app: App, page: Page): void {
+  if (page !== "runs" && app.run.peek() === null) app.say("Choose a run first.");
+  else app.set({ page }, true);
 }
 
 const GENERAL: { [C in Command]?: (app: App) => void } = {
@@ -102,10 +101,7 @@ const GENERAL: { [C in Command]?: (app: App) => void } = {
   search: (app) => put(app.dialog, "search"),
   help: (app) => put(app.dialog, "help"),
   clear,
-  goRuns: go("runs"),
-  goOverview: go("overview"),
-  goExplore: go("explore"),
-  goLayers: go("layers"),
+  ...Object.fromEntries(PAGES.map((page) => [`go:${page}`, (app: App) => go(app, page)])),
   stepBack: (app) => moveCursor(app, -1),
   stepOn: (app) => moveCursor(app, 1),
   stepBack10: (app) => moveCursor(app, -10),

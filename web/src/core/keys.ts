@@ -1,14 +1,13 @@
 /** Keys: one table for what they do, for the sheet behind `?` and for the palette. */
 
+import { DESTINATIONS, type Page } from "./destinations";
+
 export type Command =
   | "palette"
   | "search"
   | "help"
   | "clear"
-  | "goRuns"
-  | "goOverview"
-  | "goExplore"
-  | "goLayers"
+  | `go:${Page}`
   | "stepBack"
   | "stepOn"
   | "stepBack10"
@@ -83,10 +82,8 @@ const go = (command: Command, title: string, letter: string) =>
   bind(command, "Pages", title, `G ${letter.toUpperCase()}`, { key: letter, after: "g" });
 
 export const BINDINGS: readonly Binding[] = [
-  go("goOverview", "Go to Overview", "o"),
-  go("goExplore", "Go to Explore", "e"),
-  go("goLayers", "Go to Layers", "l"),
-  go("goRuns", "Go to Runs", "r"),
+  ...DESTINATIONS.map((d) => go(`go:${d.page}`, `Go to ${d.label}`, d.key)),
+  go("go:runs", "Go to Runs", "r"),
   bind("palette", "Pages", "Search everything", "⌘K / Ctrl K", { key: "k", mod: true }),
   bind("search", "Pages", "Search modules", "/", { key: "/" }),
   bind("help", "Pages", "Show the keys", "?", { key: "?" }),

@@ -1,10 +1,8 @@
 /** The state of the page as the text after `#`, and back. Only what differs from the default is there. */
 
 import type { Aggregate, Norm, RangeMode, ScaleChoice } from "../api.gen";
+import { PAGES, type Page } from "./destinations";
 import type { MapName } from "./lut";
-
-export const PAGES = ["runs", "overview", "explore", "layers"] as const;
-export type Page = (typeof PAGES)[number];
 
 /** A pinned thing: a call by its node, or a module where the graph knows no call of it. */
 export interface Pin {

@@ -1,9 +1,10 @@
 /** The frame: top bar, tree, page, panels, timeline, status. */
 
 import { useSignal } from "@preact/signals";
-import type { ComponentChildren } from "preact";
+import type { ComponentChildren, ComponentType } from "preact";
 import { useEffect } from "preact/hooks";
 import { useApp, useCommand } from "../app/hooks";
+import type { Destination } from "../core/destinations";
 import { hasPanels } from "../core/url";
 import { Banners, Toast } from "./Banners";
 import { Boundary } from "./Boundary";
@@ -21,6 +22,13 @@ import { RunProblem } from "./States";
 import { StatusBar } from "./StatusBar";
 import { Timeline } from "./Timeline";
 import { Toolbar, TopBar } from "./TopBar";
+
+/** What each destination shows. */
+const VIEWS: Record<Destination, ComponentType> = {
+  overview: OverviewPage,
+  explore: ExplorePage,
+  layers: LayersPage,
+};
 
 export function Page() {
   const app = useApp();
@@ -64,6 +72,7 @@ function heading(name: string | undefined, page: string): string {
 function RunFrame() {
   const app = useApp();
   const { hasTree, page } = app.state.value;
+  const View = page === "runs" ? null : VIEWS[page];
   const hasDeck = hasPanels(app.state.value);
   const run = app.run.value;
   const treeWidth = useSignal(232);
@@ -97,9 +106,7 @@ function RunFrame() {
         <main class="centre" id="content" tabIndex={-1}>
           <h1 class="visually-hidden">{heading(app.about.value?.name, page)}</h1>
           <Boundary what="This page" key={page} of={run}>
-            {page === "overview" && <OverviewPage />}
-            {page === "explore" && <ExplorePage />}
-            {page === "layers" && <LayersPage />}
+            {View && <View />}
           </Boundary>
         </main>
         {hasDeck && (

@@ -3,17 +3,12 @@
 import { put } from "../app/app";
 import { useApp } from "../app/hooks";
 import { perform } from "../app/keyboard";
+import { DESTINATIONS } from "../core/destinations";
 import { count, kind as kindLabel } from "../core/format";
-import { DEFAULTS, hasPanels, type Page } from "../core/url";
+import { DEFAULTS, hasPanels } from "../core/url";
 import { Button, Icon, Key, type Option, Segments, Select } from "./Controls";
 import { StatusDot } from "./StatusDot";
 import { runColour } from "./Timeline";
-
-const TABS: readonly { page: Page; label: string; keys: string }[] = [
-  { page: "overview", label: "Overview", keys: "G O" },
-  { page: "explore", label: "Explore", keys: "G E" },
-  { page: "layers", label: "Layers", keys: "G L" },
-];
 
 export function TopBar() {
   const app = useApp();
@@ -36,13 +31,13 @@ export function TopBar() {
       <RunChips />
       {hasRun && (
         <nav class="tabs" aria-label="Pages">
-          {TABS.map((tab) => (
+          {DESTINATIONS.map((tab) => (
             <button
               key={tab.page}
               type="button"
               class="tab"
               aria-current={page === tab.page ? "page" : undefined}
-              title={`${tab.label} (${tab.keys})`}
+              title={`${tab.label} (G ${tab.key.toUpperCase()})`}
               onClick={() => app.set({ page: tab.page }, true)}
             >
               {tab.label}
