@@ -174,7 +174,8 @@ class _Split:
     def __init__(self, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
         leaves, self.tree = jax.tree_util.tree_flatten((args, kwargs))
         static = _static_leaves(function, args, kwargs, leaves)
-        self.where = [i for i, x in enumerate(leaves) if not static[i]]
+        self.where = [i for i, is_static in enumerate(static) if not is_static]
+        self.static = [i for i, is_static in enumerate(static) if is_static]
         self.arrays = [leaves[i] for i in self.where]
         self.rest = [None if not s else x for s, x in zip(static, leaves, strict=True)]
         self.mesh = _mesh_of(self.arrays)
@@ -182,8 +183,9 @@ class _Split:
 
     @property
     def key(self) -> Any:
-        types = tuple((jax.typeof(x), isinstance(x, jax.Array)) for x in self.arrays)
-        return self.tree, tuple(map(_Static, self.rest)), types, self.mesh
+        types = tuple([getattr(x, "aval", None) or jax.typeof(x) for x in self.arrays])
+        static = tuple([_Static(self.rest[i]) for i in self.static])
+        return self.tree, static, types, self.mesh
 
     def arguments(self, arrays: Sequence[Any]) -> tuple[Any, Any]:
         """The arguments again, with these arrays."""
@@ -286,6 +288,8 @@ def _is_object(x: object) -> bool:
 
 def _mesh_of(arrays: Sequence[Any]) -> Mesh | None:
     """The mesh that arrays are spread over, None on one device."""
+    if jax.device_count() == 1:
+        return None
     largest: Mesh | None = None
     for x in arrays:
         sharding = getattr(x, "sharding", None)
