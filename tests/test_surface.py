@@ -1,5 +1,6 @@
 """The public surface: what a user may name, what importing costs, and what the documents claim."""
 
+import inspect
 import pkgutil
 import re
 import subprocess
@@ -47,22 +48,81 @@ MODULES = [
 ]
 """What `dir` shows of how the package is made."""
 
-METHODS = {
-    "Watch": [
-        *("add_metric", "close", "every", "flush", "is_recording", "log", "metrics", "path"),
-        *("current_step", "record"),
+MEMBERS = {
+    "Run": {
+        "close": "",
+        "damaged": None,
+        "exponents": "site kind step **where",
+        "graph": None,
+        "histogram": "site kind step edges **where",
+        "info": None,
+        "merge": "site_pattern kind steps phase rank by stage missing",
+        "metrics": "name module steps phase rank all_attempts missing frame",
+        "plot": None,
+        "progress": None,
+        "scalars": "name steps phase rank all_attempts missing frame",
+        "sites": None,
+        "sketch": "site kind step call slot phase rank stage",
+        "sql": "query params frame",
+        "stats": "site_pattern kind stat steps phase rank stage all_attempts missing frame",
+        "status": None,
+        "steps": None,
+        "to_hdf5": "path",
+        "to_logframe": "**options",
+        "trace": "path steps phase rank call",
+        "traces": None,
+        # For parts of Sonde: views and the command line.
+        "catalogue": "",
+        "examine": "",
+    },
+    "Watch": {
+        "add_metric": "name fn kind where reduce every against",
         # `branch` keeps D(real) and D(fake) apart: `phase` would take them out of training.
-        *("branch", "paused", "phase", "set_reference", "step"),
+        "branch": "name",
+        "close": "reason timeout_s",
+        "current_step": None,
+        "every": None,
+        "flush": "timeout_s",
+        "is_recording": None,
         # In a checkpoint, as of a model and an optimizer: the run goes on at the right step.
-        *("load_state_dict", "state_dict"),
-    ],
-    "Sketch": [
-        *("abs_mean", "count", "empty", "exponents", "finite", "histogram", "infs", "loss"),
-        *("max", "max_abs", "mean", "merge", "merged", "min", "min_abs", "neg_infs", "nans"),
-        *("norm", "pos_infs", "quantile", "quantiles", "rm4", "rm8", "rms", "sparsity", "stat"),
-        *("std", "subnormals", "sum", "sum_4", "sum_abs", "sum_sq", "var", "zeros", "bins"),
-    ],
+        "load_state_dict": "state",
+        "log": "values step reduce **more",
+        "metrics": "step stats kinds include prefix",
+        "path": None,
+        "paused": "",
+        "phase": "name step",
+        "record": "name tensor",
+        "set_reference": "model device run",
+        "state_dict": "",
+        "step": "*trees **scalars",
+        # Where training is a function: JAX.
+        "intercept": "function *args **kwargs",
+        "optimizer": "tx",
+        "wrap": "function",
+        # For parts of Sonde: what is watched, forks, `SONDE=off`.
+        "forked": "",
+        "inert": "",
+        "watches": "model",
+    },
 }
+"""Public members: the parameters of a method, None for a property. Exactly these."""
+
+SKETCH = [
+    *("abs_mean", "count", "empty", "exponents", "finite", "histogram", "infs", "loss"),
+    *("max", "max_abs", "mean", "merge", "merged", "min", "min_abs", "neg_infs", "nans"),
+    *("norm", "pos_infs", "quantile", "quantiles", "rm4", "rm8", "rms", "sparsity", "stat"),
+    *("std", "subnormals", "sum", "sum_4", "sum_abs", "sum_sq", "var", "zeros", "bins"),
+]
+
+
+def parameters(member):
+    """The parameters of a method but for the first, None for what is no method."""
+    function = getattr(member, "__func__", member)
+    if not callable(function):
+        return None
+    marks = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    found = inspect.signature(function).parameters.values()
+    return " ".join(f"{marks.get(p.kind, '')}{p.name}" for p in list(found)[1:])
 
 
 def test_public_names_are_these():
@@ -72,9 +132,15 @@ def test_public_names_are_these():
         assert getattr(sonde, name).__module__.startswith("sonde."), name
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_public_methods_are_these(name):
-    assert set(METHODS[name]) <= set(dir(getattr(sonde, name)))
+@pytest.mark.parametrize("name", MEMBERS)
+def test_public_members_are_exactly_these(name):
+    offered = getattr(sonde, name)
+    names = [n for n in dir(offered) if not n.startswith("_")]
+    assert {n: parameters(inspect.getattr_static(offered, n)) for n in names} == MEMBERS[name]
+
+
+def test_a_sketch_has_these_statistics():
+    assert set(SKETCH) <= set(dir(sonde.Sketch))
 
 
 def test_an_unknown_name_is_an_attribute_error():
