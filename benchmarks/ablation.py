@@ -27,12 +27,10 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime as dt
-import importlib.util
 import os
 import platform
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -47,12 +45,9 @@ from torch.nn import functional
 import gpu_metrics
 import gpu_overhead
 import sonde
-from sonde.capture import native
-from sonde.capture.torch import capture, names
+from sonde.capture.torch import capture
 from sonde.capture.torch.compile import hooks, rewriting
 from sonde.capture.torch.metrics import replay
-from sonde.capture.torch.optim import optimizers, parameters
-from sonde.capture.torch.rows import bundles, recorder
 from sonde.capture.torch.rows import cuda as cuda_rows
 from sonde.demo.scenarios import HEALTHY
 from sonde.demo.torch.transformer import Transformer
@@ -102,58 +97,9 @@ def without_native(*, hooks_too: bool = True, gradients_too: bool = True) -> Doo
     return lambda: replaced((capture, "settle", settle_less))
 
 
-def without_lists() -> AbstractContextManager[None]:
-    """Questions to many objects at once are asked one by one."""
-    plain = _native_in_python()
-    return replaced(
-        (bundles, "measure", nothing),
-        (recorder, "measure", nothing),
-        (parameters, "pick", plain.pick),
-        (parameters, "referents", plain.referents),
-        (names, "referents", plain.referents),
-        (names, "holdings", plain.holdings),
-        (optimizers, "signs", plain.signs),
-    )
-
-
-def _native_in_python():
-    """`sonde.capture.native` as it is where the extension was not built."""
-    extension = "sonde.capture._native"
-    kept = sys.modules.get(extension)
-    sys.modules[extension] = None  # type: ignore[assignment]
-    try:
-        spec = importlib.util.spec_from_file_location("native_in_python", native.__file__)
-        made = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(made)
-    finally:
-        sys.modules[extension] = kept
-    return made
-
-
 def without_c_launches() -> AbstractContextManager[None]:
     """Kernels are launched and the driver is called through ctypes."""
     return replaced((cuda_rows.kernel_on(0), "_is_native", False))
-
-
-def without_slices() -> AbstractContextManager[None]:
-    """A tensor is made of each head of attention."""
-
-    def add_slices(self, spots, slices) -> None:
-        self.add_several(spots, list(slices))
-
-    return replaced((recorder.Recorder, "add_slices", add_slices))
-
-
-def without_driver_copies() -> AbstractContextManager[None]:
-    """What a replay needs and gives is copied by torch."""
-
-    def follow(self, tensors, stream):
-        for (to, _), x in zip(self._given, tensors, strict=True):
-            to.copy_(x)
-        self._replay()
-        return [x.clone() for x in self._results], self._notes
-
-    return replaced((replay._Recipe, "follow", follow))
 
 
 @dataclass(frozen=True)
@@ -170,11 +116,8 @@ PARTS = (
     Part("native path", ("eager", "metrics", "compiled"), without_native()),
     Part("native path of module hooks", ("eager",), without_native(gradients_too=False)),
     Part("native path of gradient hooks", ("eager",), without_native(hooks_too=False)),
-    Part("lists in C", ("eager",), without_lists),
     Part("launches from C", ("eager",), without_c_launches, needs_gpu=True),
     Part("replays", ("metrics",), lambda: replaced((replay.Replays, "follow", nothing))),
-    Part("driver copies", ("metrics",), without_driver_copies),
-    Part("address-only slices", ("metrics",), without_slices),
     Part("control copy", ("compiled",), nullcontext, is_compiled=True),
     Part(
         "gathering",

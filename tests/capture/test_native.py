@@ -12,7 +12,6 @@ import threading
 from contextlib import contextmanager
 from weakref import ref
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -24,7 +23,6 @@ import sonde
 from sonde.capture import native
 from sonde.capture.torch import capture as session
 from sonde.capture.torch.capture import Capture
-from sonde.capture.torch.rows.host import measure
 from sonde.record import Site
 
 KINDS = ["output", "output_grad", "param", "param_grad", "update", "optim"]
@@ -517,31 +515,6 @@ def test_an_exchange_of_another_version_is_not_used():
     model = nn.Linear(1, 1)
     with pytest.raises(ValueError, match=r"DLPack 2\.0"):
         native.Native(threading.RLock(), ref(model), torch.Tensor, capsule, int, bool)
-    assert native.measure(capsule, (torch.Tensor,), [torch.ones(1)]) is None
-
-
-@pytest.mark.parametrize(
-    "unusual",
-    [
-        torch.ones(3, dtype=torch.int64),
-        torch.ones(0),
-        torch.ones(3, 4).t(),
-        torch.ones(1).expand(4),
-        torch._efficientzerotensor((3,)),
-        torch.ones(3).to_sparse(),
-        torch.ones(3, device="meta"),
-        torch.ones(2, dtype=torch.complex64),
-        nn.Buffer(torch.ones(2)),
-        None,
-    ],
-    ids=str,
-)
-def test_only_what_lies_in_order_is_measured(unusual):
-    usual = [torch.ones(3), nn.Parameter(torch.ones(2, 1, 4, dtype=torch.bfloat16))]
-    where, what = measure(usual)
-    assert np.frombuffer(where, np.int64).tolist() == [x.data_ptr() for x in usual]
-    assert np.frombuffer(what, np.int64)[::2].tolist() == [3, 8]
-    assert measure([*usual, unusual]) is None or type(unusual) is torch.Tensor
 
 
 PROGRAM = """

@@ -86,7 +86,6 @@ _PACKERS: Final = 256
 _CALLED: Final[dict[str, list[Any]]] = {
     "cuEventRecord": [c_void_p, c_void_p],
     "cuMemsetD8Async": [c_uint64, ctypes.c_ubyte, c_size_t, c_void_p],
-    "cuMemcpyDtoDAsync_v2": [c_uint64, c_uint64, c_size_t, c_void_p],
 }
 """Functions of the driver that are called besides `cuLaunchKernel`, with what they take."""
 
@@ -275,10 +274,6 @@ class Kernel:
     def record(self, event: int, stream: int) -> None:
         """Have the event come to pass when all is done that the stream was given so far."""
         self._call("cuEventRecord", event, stream)
-
-    def copy(self, to: int, memory: int, n_bytes: int, stream: int) -> None:
-        """Copy from device memory to device memory."""
-        self._call("cuMemcpyDtoDAsync_v2", to, memory, n_bytes, stream)
 
     def _call(self, name: str, *arguments: int) -> None:
         if self._is_native:

@@ -132,7 +132,7 @@ static void take_off(PyObject *x)
 }
 
 /* What a weak reference refers to, NULL if it is gone. */
-PyObject *referent(PyObject *reference)
+static PyObject *referent(PyObject *reference)
 {
     PyObject *found = NULL;
 #if !defined(Py_LIMITED_API) && PY_VERSION_HEX >= 0x030D0000

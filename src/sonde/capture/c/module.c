@@ -498,9 +498,7 @@ static int begin(PyObject *module)
 }
 
 static PyMethodDef methods[] = {
-    {"use_number", use_number, METH_O, NULL}, FAST("measure", measure),
-    FAST("holdings", holdings), {"referents", referents, METH_O, NULL},
-    FAST("signs", signs), FAST("pick", pick), {NULL, NULL, 0, NULL},
+    {"use_number", use_number, METH_O, NULL}, {NULL, NULL, 0, NULL},
 };
 
 static PyModuleDef_Slot slots[] = {

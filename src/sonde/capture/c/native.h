@@ -24,7 +24,6 @@
    tensors.h   how tensors are asked what they are
    rows.c      tensors read into rows, and who is noted for which
    hooks.c     what hooks do, and taps in compiled code
-   lists.c     questions to many objects at once
    module.c    the Python face
 */
 #ifndef SONDE_NATIVE_H
@@ -156,7 +155,6 @@ typedef struct {
 } View;
 
 int is_true(PyObject *found);
-int find(const Exchange *exchange, PyObject *x, View *view);
 int look(const Native *native, PyObject *x, View *view);
 int is_for(const Native *native, const Place *place, View *view);
 int is_open(const Place *place);
@@ -168,17 +166,7 @@ void share(const Place *place, Row *row);
 int add_at(const Native *native, Place *const *places, Py_ssize_t n, View *view);
 int add_together(const Native *native, Point *const *points, Py_ssize_t n, View *views);
 
-/* -- lists.c -- */
-
-PyObject *holdings(PyObject *module, PyObject *const *arguments, Py_ssize_t n);
-PyObject *referents(PyObject *module, PyObject *references);
-PyObject *signs(PyObject *module, PyObject *const *arguments, Py_ssize_t n);
-PyObject *pick(PyObject *module, PyObject *const *arguments, Py_ssize_t n);
-PyObject *measure(PyObject *module, PyObject *const *arguments, Py_ssize_t n);
-
 /* -- hooks.c -- */
-
-PyObject *referent(PyObject *reference);
 
 PyObject *hook_call(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *lane_enter(PyObject *self, PyObject *module);

@@ -33,7 +33,7 @@ int is_true(PyObject *found)
 }
 
 /* Whether the tensor lies in one stretch of memory, in order; if so, where. */
-int find(const Exchange *exchange, PyObject *x, View *view)
+static int find(const Exchange *exchange, PyObject *x, View *view)
 {
     Tensor t;
     if (exchange->view(x, &t) != 0) {

@@ -17,7 +17,6 @@ from sonde.capture.torch.hooks import MAX_SLOTS, hook_gradient
 from sonde.capture.torch.metrics.observer import Observer
 from sonde.capture.torch.passes import HeldTensor, LeafHooks, Pass
 from sonde.capture.torch.rows.recorder import Recorder
-from sonde.capture.torch.rows.strided import Slices
 from sonde.capture.torch.tap import Tap, TapKey, TapOwner
 from sonde.capture.troubles import Troubles
 from sonde.capture.window import NATIVE_PHASE, Spot
@@ -108,7 +107,12 @@ class Collector:
             key.point = Point(native, places, key.is_gradient)
 
     def heads(
-        self, tap: Tap, at: Pass, call: int, slots: tuple[tuple[str, int], ...], slices: Slices
+        self,
+        tap: Tap,
+        at: Pass,
+        call: int,
+        slots: tuple[tuple[str, int], ...],
+        tensors: Sequence[Tensor],
     ) -> None:
         """Heads of tensors as they are now, as attached ones: per tensor a name and how many."""
         known = self._heads.setdefault(tap, {})
@@ -120,10 +124,10 @@ class Collector:
                 for h in range(count)
             ]
         if spots and "attach" in self._owner.plan.kinds:
-            self._recorder.add_slices(spots, slices)
+            self._recorder.add_several(spots, tensors)
         observer = self.observer
         if observer is not None and any(observer.wants(spot) for spot in spots):
-            for spot, x in zip(spots, slices, strict=True):
+            for spot, x in zip(spots, tensors, strict=True):
                 observer.see(spot, x)
 
     def watch_gradient(

@@ -15,8 +15,6 @@ from weakref import ref
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from sonde.capture.native import holdings, referents
-
 _TRANSPARENT: Final = frozenset(
     {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
 )
@@ -140,11 +138,8 @@ class ModelStructure:
 
     def _fingerprint(self) -> bytes:
         """Who holds whom, in numbers. Numbers are used again only after a death, which is told."""
-        found = holdings(self._held, ("_modules", "_parameters"), "_compiled_call_impl")
-        if found is None:  # a module of another make
-            everybody = chain.from_iterable(map(_held_by, referents(self._held)))
-            found = array("q", everybody).tobytes()
-        return found
+        everybody = chain.from_iterable(_held_by(reference()) for reference in self._held)
+        return array("q", everybody).tobytes()
 
     def _died(self, _reference: object) -> None:
         self.is_stale = True

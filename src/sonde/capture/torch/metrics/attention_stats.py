@@ -17,7 +17,6 @@ from sonde.capture.torch.metrics.attention import SeenAttention
 from sonde.capture.torch.metrics.isolation import Isolation
 from sonde.capture.torch.metrics.replay import Replays
 from sonde.capture.torch.passes import current_backward
-from sonde.capture.torch.rows.strided import Slices
 from sonde.capture.torch.tap import Tap
 from sonde.metrics import names
 from sonde.metrics.torch import attention as terms
@@ -176,7 +175,8 @@ class AttentionStats:
         there = [(name, x) for name in parts if (x := getattr(heard, name)) is not None]
         wholes = [_in_heads(x.detach(), tap) for _, x in there]
         slots = tuple((name, x.shape[1]) for (name, _), x in zip(there, wholes, strict=True))
-        capture.collector.heads(tap, capture.current_pass(), call, slots, Slices(wholes))
+        heads = [head for x in wholes for head in x.unbind(1)]
+        capture.collector.heads(tap, capture.current_pass(), call, slots, heads)
 
 
 def _in_heads(x: Tensor, tap: Tap | None) -> Tensor:

@@ -4,6 +4,8 @@ On a GPU the host needs longer to launch the small operations of a metric than t
 them. So the second time that something is computed of tensors of some shape it is recorded as a
 CUDA graph; from then on the tensors are copied to where the graph looks for them, and it is
 replayed. Its results are copied too, so that the next replay leaves them alone. Nothing waits.
+Without it, a step of GPT-2-small with ten metrics and attention on an H200 takes 125 % longer at
+`every=1` and 21 % longer at `every=10` (`benchmarks/results/ablation.csv`).
 
 Only for what does the same each time (`sonde.metrics.torch.fixed`). Whatever cannot be recorded is
 computed as before.
@@ -19,8 +21,6 @@ import torch
 from torch import Tensor
 
 from sonde.capture.torch.metrics.isolation import Isolation
-from sonde.kernels.cuda import Kernel, Unavailable
-from sonde.kernels.torch import is_dense, is_plain
 
 MAX_BYTES: Final = 1 << 26
 """Size of tensors of which a copy is kept: for larger ones, launching is not what takes time."""
@@ -91,7 +91,7 @@ class Replays:
         key = (name, where, *((x.dtype, x.shape, x.stride()) for x in tensors))
         recipe = self._recipes.get(key)
         if recipe is not None:
-            return recipe.follow(tensors, where[1])
+            return recipe.follow(tensors)
         if not self._is_due(key, tensors) or not is_fit():
             return None
         pool = self._pools.setdefault(where, torch.cuda.graph_pool_handle())
@@ -100,7 +100,7 @@ class Replays:
             del self._pools[where]
             return None
         self._recipes[key] = recipe
-        return recipe.follow(tensors, where[1])
+        return recipe.follow(tensors)
 
     def _is_due(self, key: Hashable, tensors: Sequence[Tensor]) -> bool:
         """Whether to record now: what was met before, was not tried yet, and is small enough."""
@@ -127,49 +127,27 @@ def _is_elsewhere(tensors: Sequence[Tensor]) -> bool:
 
 
 class _Recipe:
-    """One computation, recorded. With a `kernel`, what lies dense (as is told with each tensor that
-    is given) is copied by calls of the driver: the host is done with these much sooner."""
+    """One computation, recorded."""
 
-    __slots__ = ("_given", "_kernel", "_notes", "_replay", "_results")
+    __slots__ = ("_given", "_notes", "_replay", "_results")
 
     def __init__(
         self,
         replay: Callable[[], None],
-        kernel: Kernel | None,
-        given: Sequence[tuple[Tensor, bool]],
+        given: Sequence[Tensor],
         results: Sequence[Tensor],
         notes: Any,
     ) -> None:
         self._replay = replay
-        self._kernel = kernel
         self._given = given
         self._results = results
         self._notes = notes
 
-    def follow(self, tensors: Sequence[Tensor], stream: int) -> tuple[Sequence[Tensor], Any]:
-        kernel = self._kernel
-        for (to, lies_dense), x in zip(self._given, tensors, strict=True):
-            if kernel is not None and lies_dense and is_plain(x):
-                kernel.copy(to.data_ptr(), x.data_ptr(), x.nbytes, stream)
-            else:
-                to.copy_(x)
+    def follow(self, tensors: Sequence[Tensor]) -> tuple[Sequence[Tensor], Any]:
+        for to, x in zip(self._given, tensors, strict=True):
+            to.copy_(x)
         self._replay()
-        if kernel is None:
-            return [x.clone() for x in self._results], self._notes
-        found = []
-        for x in self._results:
-            found.append(to := torch.empty_like(x))
-            kernel.copy(to.data_ptr(), x.data_ptr(), x.nbytes, stream)
-        return found, self._notes
-
-
-def _kernel_on(index: int) -> Kernel | None:
-    from sonde.capture.torch.rows.cuda import kernel_on  # only where there is such a device
-
-    try:
-        return kernel_on(index)
-    except Unavailable:
-        return None
+        return [x.clone() for x in self._results], self._notes
 
 
 def _recorded(compute: Compute, tensors: Sequence[Tensor], pool: Any) -> _Recipe | None:
@@ -191,13 +169,7 @@ def _recorded(compute: Compute, tensors: Sequence[Tensor], pool: Any) -> _Recipe
                     results, notes = compute(*given)
                 finally:
                     graph.capture_end()
-                pairs = [
-                    (to, is_dense(x) and to.stride() == x.stride())
-                    for to, x in zip(given, tensors, strict=True)
-                ]
-                can_copy = all(is_dense(x) and is_plain(x) for x in results)
-                kernel = _kernel_on(device.index) if can_copy else None
-                made = _Recipe(graph.replay, kernel, pairs, results, notes)
+                made = _Recipe(graph.replay, given, results, notes)
             except Exception:
                 made = None
                 _recover(device, pool)

@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sonde.capture.drain import DeferredEvent
-from sonde.capture.native import signs
 from sonde.capture.torch.capture import Capture
 from sonde.capture.torch.compile import hooks
 from sonde.capture.torch.cuda import copies
@@ -28,8 +27,10 @@ from sonde.capture.torch.optim.frozen import FrozenParameters
 from sonde.capture.torch.optim.parameters import (
     OptimizerParameters,
     ParameterBatch,
+    ParameterSigns,
     WatchedParameter,
     same_state,
+    signs_of,
     spot_of,
     state_of,
 )
@@ -53,7 +54,7 @@ class Optimizers:
         self._clipped: set[int] = set()
         self._off: set[str] = set()
         self._version = -1
-        self._without_orphans: tuple[int, bytes] | None = None
+        self._without_orphans: tuple[int, ParameterSigns] | None = None
         self.frozen = FrozenParameters()
         self.meter = None if capture.model is None else meter_for(capture.model)
         self._handles: list[Any] = []
@@ -377,7 +378,7 @@ class Optimizers:
             return None
         optimizers = [it for o in self._optimizers if (it := o()) is not None]
         trained = [p for it in optimizers for p in _parameters_of(it)]
-        now = (self._version, last.signs if is_all else signs(trained, "requires_grad"))
+        now = (self._version, last.signs if is_all else signs_of(trained))
         if now == self._without_orphans:
             return None
         ids = set(map(id, trained))
@@ -389,7 +390,7 @@ class Optimizers:
 
     def _party(self, key: int, parameters: list[Tensor]) -> OptimizerParameters:
         found = self._parties.get(key)
-        now = signs(parameters, "requires_grad")
+        now = signs_of(parameters)
         if found is None or found.signs != now or found.version != self._version:
             known = [(w, p) for p in parameters if (w := self._known(p)) is not None]
             found = self._parties[key] = OptimizerParameters(self._version, now, known)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 from torch.optim import Optimizer
 
 from sonde.capture.leaves import leaves
-from sonde.capture.native import pick, referents
 from sonde.capture.torch.hooks import MAX_SLOTS
 from sonde.capture.torch.names import NamedParameter
 from sonde.capture.torch.rows.bundles import Kept, TensorBundle
 from sonde.capture.window import Spot
 from sonde.record import Kind
+
+ParameterSigns = tuple[list[int], list[bool]]
+"""Who parameters are, and which of them train."""
+
+
+def signs_of(parameters: Sequence[Tensor]) -> ParameterSigns:
+    return list(map(id, parameters)), [p.requires_grad for p in parameters]
 
 
 class WatchedParameter:
@@ -45,7 +53,7 @@ class ParameterBatch:
     def hold(self) -> None:
         """Have the tensors at hand. Their owner sees to it that they live."""
         if not self.tensors:
-            self.tensors = referents(self._references)
+            self.tensors = [p for known in self._references if (p := known()) is not None]
 
     def let_go(self) -> None:
         self.tensors = []
@@ -62,7 +70,7 @@ class OptimizerParameters:
     )
 
     def __init__(
-        self, version: int, signs: bytes, known: list[tuple[WatchedParameter, Tensor]]
+        self, version: int, signs: ParameterSigns, known: list[tuple[WatchedParameter, Tensor]]
     ) -> None:
         self.version = version
         self.signs = signs
@@ -93,10 +101,19 @@ def spot_of(watched: WatchedParameter, kind: Kind, suffix: str) -> Spot:
 
 def same_state(optimizer: Optimizer, party: OptimizerParameters) -> list[Tensor] | None:
     """The tensors of the state, if it is made as it was; most of the time it is."""
-    tensors, state = party.changing.tensors, optimizer.state
-    if not tensors or not isinstance(state, dict):
+    tensors, state, made = party.changing.tensors, optimizer.state, party.state_keys
+    if not tensors or not isinstance(state, dict) or not len(tensors) == len(state) == len(made):
         return None
-    return pick(state, tensors, party.state_keys, Tensor)
+    found: list[Tensor] = []
+    for (key, values), p, (n, names) in zip(state.items(), tensors, made, strict=True):
+        if key is not p or not isinstance(values, dict) or len(values) != n:
+            return None
+        for name in names:
+            x = values.get(name)
+            if not isinstance(x, Tensor):
+                return None
+            found.append(x)
+    return found
 
 
 def state_of(

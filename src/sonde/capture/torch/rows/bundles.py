@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import NamedTuple, TypeGuard
+from typing import Final, NamedTuple, TypeGuard
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sonde.capture.torch.rows.host import DeviceRows, Measured, TensorCopies, measure
+from sonde.capture.torch.rows.host import DeviceRows, TensorCopies
 from sonde.capture.window import SiteGroup, Spot
+
+_VECTOR: Final = 16
+"""Bytes that kernels read at a time."""
 
 Kept = Sequence["TensorCopies | Tensor"]
 """Copies of a bundle's tensors: one for each share, then one for each odd tensor."""
@@ -31,24 +35,31 @@ class TensorShare(NamedTuple):
             return tensors
         return [tensors[k] for k in self.positions]
 
-    def part_of(self, measured: Measured) -> Measured | None:
-        """Of what is known of all tensors of the bundle, what is about these; None if they do not
-        follow each other."""
-        first, n = self.positions[0], len(self.positions)
-        if self.positions[-1] - first != n - 1:
-            return None
-        at, what = measured
-        return at[8 * first : 8 * (first + n)], what[16 * first : 16 * (first + n)]
+
+class TensorLooks(NamedTuple):
+    """What a tensor must be like to be read as another one was. `offset` says for what does not lie
+    in order where it begins: kernels read whole vectors of it."""
+
+    size: int
+    dtype: torch.dtype
+    device: int
+    stride: tuple[int, ...]
+    offset: int
+
+
+def looks_of(x: Tensor) -> TensorLooks:
+    is_view = x.layout is torch.strided and not x.is_contiguous()
+    offset = x.data_ptr() % _VECTOR if is_view else 0
+    return TensorLooks(x.numel(), x.dtype, x.get_device(), x.stride(), offset)
 
 
 class TensorBundle:
     """Sites whose tensors are seen together, again and again: all parameters of an optimizer.
 
     What can be prepared for them is prepared once: a step costs little more than a launch.
-    `measured` is where the tensors lie that it was last compared with.
     """
 
-    __slots__ = ("_last", "_what", "measured", "odd", "shares", "sizes", "spots")
+    __slots__ = ("_last", "looks", "odd", "shares", "spots")
 
     def __init__(self, spots: list[Spot], tensors: Sequence[Tensor]) -> None:
         self.spots = spots
@@ -59,29 +70,24 @@ class TensorBundle:
 
     def resize(self, tensors: Sequence[Tensor]) -> None:
         """Be for tensors of these sizes."""
-        self.sizes = [(x.numel(), x.dtype, x.get_device(), x.stride()) for x in tensors]
-        self.measured = measure(tensors)
-        self._what = None if self.measured is None else self.measured[1]
+        self.looks = [looks_of(x) for x in tensors]
 
     def fits(self, tensors: Sequence[Tensor | None]) -> TypeGuard[Sequence[Tensor]]:
         """Whether all are there, and as they were prepared for."""
-        if self._what is not None:
-            self.measured = measure(tensors)
-            if self.measured is not None:
-                return self.measured[1] == self._what
         try:
             # Where they lay when all was looked at: most of the time nothing has moved.
             here = [x for x in tensors if x is not None]
             now = (
                 list(map(Tensor.data_ptr, here)),
                 list(map(Tensor.numel, here)),
+                list(map(Tensor.stride, here)),
                 [x.dtype for x in here],
             )
         except (AttributeError, RuntimeError, TypeError):  # one lies nowhere
             now = None
         if now is not None and now == self._last:
             return True
-        fits = len(tensors) == len(self.sizes) and all(map(self.fits_at, count(), tensors))
+        fits = len(tensors) == len(self.looks) and all(map(self.fits_at, count(), tensors))
         self._last = now if fits else None
         return fits
 
@@ -99,4 +105,4 @@ class TensorBundle:
         """Whether this one is there, and as it was prepared for: in memory, too."""
         if x is None or x._is_zerotensor():
             return False
-        return (x.numel(), x.dtype, x.get_device(), x.stride()) == self.sizes[k]
+        return looks_of(x) == self.looks[k]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sonde.capture import native
-from sonde.capture.torch.rows.host import Measured, TensorCopies
+from sonde.capture.torch.rows.host import TensorCopies
 from sonde.capture.torch.rows.pinned import PinnedPlaces, PlacedRows
 from sonde.capture.window import FilledRows
 from sonde.kernels import c, cuda, layout
@@ -171,7 +171,6 @@ class CudaTable:
         self,
         offsets: NDArray[np.int64],
         tensors: Sequence[Tensor],
-        measured: Measured | None = None,
         *,
         first: int = 0,
         copies: TensorCopies | None = None,
@@ -186,10 +185,7 @@ class CudaTable:
                 del self._stretches[next(iter(self._stretches))]  # used longest ago
             found = _Stretches(self.device, offsets, tensors)
         self._stretches[id(offsets)] = found
-        if measured is not None:
-            at = measured[0]
-        else:
-            at = np.array([x.data_ptr() for x in tensors], dtype=np.int64).tobytes()
+        at = np.array([x.data_ptr() for x in tensors], dtype=np.int64).tobytes()
         found.aim(first, self._pages.bases)
         table, n = found.point(at, None if others is None else others.addresses)
         gate = self._gate_address if gated else 0

@@ -36,18 +36,6 @@ FORMATS = {dtype: c.DTYPES[name] for dtype, name in plain.DTYPES.items()}
 
 EXCHANGE = getattr(Tensor, "__dlpack_c_exchange_api__", None)
 """What tells C what tensors are, if this torch has it."""
-_TYPES = (torch.nn.Parameter, Tensor)
-
-
-Measured = tuple[bytes, bytes]
-"""Of each tensor where it lies; of each how many values of which format on which device."""
-
-
-def measure(tensors: Sequence[Tensor | None]) -> Measured | None:
-    """Where tensors lie and what they are, as int64; None if some of them do not lie in order."""
-    if EXCHANGE is None:
-        return None
-    return native.measure(EXCHANGE, _TYPES, tensors if type(tensors) is list else list(tensors))
 
 
 class SketchTable(RowTable, Protocol):
@@ -71,14 +59,13 @@ class SketchTable(RowTable, Protocol):
         self,
         offsets: NDArray[np.int64],
         tensors: Sequence[Tensor],
-        measured: Measured | None = None,
         *,
         first: int = 0,
         copies: TensorCopies | None = None,
         olds: TensorCopies | None = None,
     ) -> None:
-        """Add each tensor to its row, in one go: tensors on this device that it takes, and what is
-        known of them. The i-th row is `first + offsets[i]`.
+        """Add each tensor to its row, in one go: tensors on this device that it takes. The i-th row
+        is `first + offsets[i]`.
 
         With `copies`, they are copied there on the way. With `olds`, it is the differences to these
         that are sketched. The same array of offsets stands for tensors of the same sizes and
@@ -216,7 +203,6 @@ class HostTable:
         self,
         offsets: NDArray[np.int64],
         tensors: Sequence[Tensor],
-        measured: Measured | None = None,
         *,
         first: int = 0,
         copies: TensorCopies | None = None,
@@ -225,13 +211,9 @@ class HostTable:
         n = len(offsets)
         work = np.zeros((6, n), dtype=np.int64)
         work[0] = self._address + (first + offsets) * layout.ROW_BYTES
-        if measured is not None:
-            at, what = (np.frombuffer(m, dtype=np.int64) for m in measured)
-            work[1], work[2], work[3] = at, what[::2], what[1::2] & 0xFFFF
-        else:
-            work[1] = [x.data_ptr() for x in tensors]
-            work[2] = [x.numel() for x in tensors]
-            work[3] = [FORMATS[x.dtype] for x in tensors]
+        work[1] = [x.data_ptr() for x in tensors]
+        work[2] = [x.numel() for x in tensors]
+        work[3] = [FORMATS[x.dtype] for x in tensors]
         if copies is not None:
             work[4] = copies.addresses
         if olds is not None:
@@ -361,7 +343,6 @@ class PlainTable:
         self,
         offsets: NDArray[np.int64],
         tensors: Sequence[Tensor],
-        measured: Measured | None = None,
         *,
         first: int = 0,
         copies: TensorCopies | None = None,

@@ -21,16 +21,13 @@ from sonde.capture.torch.rows.bundles import Kept, TensorBundle, TensorShare
 from sonde.capture.torch.rows.host import (
     FORMATS,
     DeviceRows,
-    Measured,
     PlainTable,
     SketchTable,
     TensorCopies,
     difference,
     gated,
     is_one_stretch,
-    measure,
 )
-from sonde.capture.torch.rows.strided import KnownSlices, Slices
 from sonde.capture.troubles import Troubles
 from sonde.capture.window import NATIVE_PHASE, Rows, SiteGroup, Spot
 from sonde.kernels.torch import Unsupported, name_of
@@ -64,7 +61,6 @@ class Recorder:
         self._dropped: set[tuple[str, int]] = set()
         self._handed: set[tuple[str, int]] = set()
         self._several: dict[tuple[Spot, ...], TensorBundle] = {}
-        self._slices: dict[int, KnownSlices] = {}
         self._is_sliced = False
         self._memory: dict[str, int] | None = None
         self.capturing: CapturedCudaGraph | None = None
@@ -157,7 +153,7 @@ class Recorder:
         """Sketch the tensors of a bundle, those that are there: per device in one go."""
         if bundle.fits(tensors):
             for share in bundle.shares:
-                self._add_share(share, share.of(tensors), None, measured=bundle.measured)
+                self._add_share(share, share.of(tensors), None)
             for k in bundle.odd:
                 self._add_odd(bundle, k, tensors[k])
             return
@@ -178,7 +174,7 @@ class Recorder:
             own = share.of(tensors)
             copies = TensorCopies(own, share.offsets)
             if sketches:
-                self._add_share(share, own, None, copies=copies, measured=bundle.measured)
+                self._add_share(share, own, None, copies=copies)
             else:
                 own = [x.detach() for x in own]
                 torch._foreach_copy_([copies.like(i, x) for i, x in enumerate(own)], own)
@@ -195,8 +191,7 @@ class Recorder:
         this one fits them, too."""
         for share, olds in zip(bundle.shares, since, strict=False):
             assert isinstance(olds, TensorCopies)
-            own = share.of(tensors)
-            self._add_share(share, own, None, olds=olds, measured=bundle.measured)
+            self._add_share(share, share.of(tensors), None, olds=olds)
         for k, old in zip(bundle.odd, since[len(bundle.shares) :], strict=True):
             assert isinstance(old, Tensor)
             self._add_odd(bundle, k, difference(tensors[k], old))
@@ -215,27 +210,13 @@ class Recorder:
             bundle = self.loose(spots, tensors)
         self.add_together(bundle, tensors)
 
-    def add_slices(self, spots: list[Spot], slices: Slices) -> None:
-        """Sketch slices that are seen together. The list of spots is always the same object."""
-        known = self._slices.get(id(spots))
-        if known is not None and self.capturing is None and known.fits(spots, slices):
-            self._add_share(known.share, slices, None, measured=(known.addresses(slices), b""))
-            return
-        self.add_several(spots, list(slices))
-        bundle = self._several.get(tuple(spots))
-        self._slices.pop(id(spots), None)
-        if self.capturing is None and bundle is not None and len(bundle.shares) == 1:
-            share = bundle.shares[0]
-            if not bundle.odd and share.rows.table.kernel == "cuda":
-                self._slices[id(spots)] = KnownSlices(spots, share, slices)
-
     def _refit(self, bundle: TensorBundle, tensors: Sequence[Tensor]) -> bool:
         """Prepare the bundle for other sizes; whether it could be. Its rows stay as they are."""
         if len(bundle.shares) != 1 or bundle.odd:
             return False
         share = bundle.shares[0]
         table = share.rows.table
-        was = [(dtype, device) for _, dtype, device, _ in bundle.sizes]
+        was = [(looks.dtype, looks.device) for looks in bundle.looks]
         if [(x.dtype, x.get_device()) for x in tensors] != was:
             return False
         if not all(x.numel() and table.takes(x) for x in tensors):
@@ -277,7 +258,6 @@ class Recorder:
         *,
         copies: TensorCopies | None = None,
         olds: TensorCopies | None = None,
-        measured: Measured | None = None,
     ) -> None:
         group = share.group
         if not share.rows.touch_group(group, some):
@@ -286,11 +266,7 @@ class Recorder:
         offsets = group.offsets if some is None else group.offsets[some]
         table = share.rows.table
         try:
-            if measured is not None and some is None:
-                measured = share.part_of(measured)
-            if measured is None or 8 * len(tensors) != len(measured[0]):
-                measured = measure(tensors)  # some of the bundle
-            table.add_many(offsets, tensors, measured, first=group.first, copies=copies, olds=olds)
+            table.add_many(offsets, tensors, first=group.first, copies=copies, olds=olds)
         except BaseException:
             share.rows.forget_group(group)
             raise
@@ -333,7 +309,7 @@ class Recorder:
         self._memory = self.memory
         for rows in self._devices.values():
             rows.table.close()
-        for known in (self._several, self._slices, self._ids, self._infos):
+        for known in (self._several, self._ids, self._infos):
             known.clear()
 
     @property
