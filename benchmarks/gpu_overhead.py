@@ -164,7 +164,7 @@ class Variant:
         if self.watch is None:
             return {}
         capture = self.watch._session.capture
-        facts = {"dropped": capture.dropped_steps, "recorded": capture.recorded_steps}
+        facts = {"dropped": capture.steps.dropped, "recorded": capture.steps.recorded}
         self.watch.close()
         return facts
 

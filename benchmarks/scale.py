@@ -162,7 +162,7 @@ def trained(n: int, device: str, steps: int) -> dict[str, object]:
         for _ in range(steps + 2):
             watched += _times(step, 1)
             most = max(most, memory.device())
-        dropped = watch._session.capture.dropped_steps
+        dropped = watch._session.capture.steps.dropped
         began = time.perf_counter()
         watch.close()
         close_s = time.perf_counter() - began

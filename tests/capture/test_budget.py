@@ -105,5 +105,5 @@ def test_a_new_schedule_keeps_the_budget(watching):
     for _ in range(20):
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
-    assert watch._session.capture.recorded_steps <= 3
+    assert watch._session.capture.steps.recorded <= 3
     watch.close()

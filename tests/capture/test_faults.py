@@ -360,7 +360,7 @@ def test_a_sink_that_cannot_keep_up_costs_whole_steps_which_are_counted(model, o
         slow.go.set()
         assert session.capture.drain.wait(30)
         step(model, optimizer)
-    assert session.capture.dropped_steps == 4
+    assert session.capture.steps.dropped == 4
     assert [s for s in memory.steps if s[1] == "train"] == [(n, "train") for n in (0, 1, 6)]
     assert memory.at(0).keys() == memory.at(1).keys() == memory.at(6).keys()
     assert [e.step for e in memory.events if e.code == "dropped"] == [2, 3, 4, 5]

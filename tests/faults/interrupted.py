@@ -99,7 +99,7 @@ def training(folder, n):
     for _ in range(20):
         act()
     hooked = sum(len(m._forward_hooks) for m in model.modules())
-    dropped = watch._session.capture.dropped_steps
+    dropped = watch._session.capture.steps.dropped
     began = time.monotonic()
     attack(watch.close, 1, 5e-3)
     watch.close()

@@ -28,6 +28,7 @@ from sonde.capture.numbers.norms import Norms
 from sonde.capture.numbers.scalars import RecentScalars, Scalars, renumber
 from sonde.capture.phases import Phases, is_training
 from sonde.capture.plan import Every, Plan, Schedule
+from sonde.capture.steps import HookWork, WatchEvent
 from sonde.capture.troubles import Troubles
 from sonde.record import PARAMETER_KINDS, Kind, RecordSink, Site
 
@@ -53,11 +54,11 @@ class ArraySession:
         self.optimizer = optimizer
         self.plan = plan
         self.has_optimizer = optimizer is not None
-        self.is_closed = False
         self.troubles = Troubles(drain, strict=plan.strict)
         self.recorded_steps = self.dropped_steps = 0
         self._schedule = schedule
         self._phases = Phases(plan.phases, step, self.troubles.skip, self.troubles.failed)
+        self._machine = self._phases.machine
         self._rows = ArrayRows(drain)
         self._latest = Latest()
         self._scalars = Scalars(
@@ -69,7 +70,6 @@ class ArraySession:
             number=self.number,
         )
         self._lock = threading.RLock()
-        self._paused = 0
         self._spent_ns = 0
         if plan.hyperparameters:
             drain.norms = Norms(self._scalars.taken)
@@ -141,7 +141,11 @@ class ArraySession:
 
     @property
     def is_recording(self) -> bool:
-        return self._phases.records_training and not self._paused and not self.is_closed
+        return self._machine.work is HookWork.RECORD
+
+    @property
+    def is_closed(self) -> bool:
+        return self._machine.is_closed
 
     @property
     def forced_phase(self) -> str | None:
@@ -181,20 +185,21 @@ class ArraySession:
     def reschedule(self, schedule: Schedule) -> None:
         with self._lock:
             self._schedule = schedule
-            if self._phases.is_between:
+            if self._machine.is_between and not self.is_closed:
                 self._decide()
 
     def renumber(self, step: object, refuse: Callable[[str], None]) -> None:
         with self._lock:
-            if renumber(self._phases, step, refuse):
+            if renumber(self._phases, step, refuse) and not self.is_closed:
                 self._decide()
 
     def go_to(self, step: int) -> int:
         with self._lock:
             before = self.step
-            self._hand_over(self._rows.phases)
-            self._phases.go_to(step)
-            self._decide()
+            if not self.is_closed:
+                self._hand_over(self._rows.phases)
+                self._phases.go_to(step)
+                self._decide()
             return before
 
     def end_by_hand(self) -> None:
@@ -250,11 +255,11 @@ class ArraySession:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        self._paused += 1
+        self._machine.pause()
         try:
             yield
         finally:
-            self._paused -= 1
+            self._machine.resume()
 
     @contextmanager
     def phase(self, name: str, step: int | None) -> Iterator[None]:
@@ -277,7 +282,7 @@ class ArraySession:
             self._phases.branch = before
 
     def forked(self) -> None:
-        self.is_closed = True
+        self._machine.end(WatchEvent.FORK)
 
     def close(self) -> None:
         with self._lock:
@@ -286,7 +291,8 @@ class ArraySession:
             active.discard(self)
             self.detach()
             self._hand_over(self._rows.phases)
-            self.is_closed = True
+            self._machine.end(WatchEvent.CLOSE)
+            self._machine.end(WatchEvent.BARE)
             self.troubles.tell_the_rest()
 
     # -- inside --------------------------------------------------------------------------------
@@ -300,9 +306,9 @@ class ArraySession:
             with self._lock:
                 if self.is_closed:
                     return
-                if is_training(phase) and self._phases.is_between and not is_asked:
+                if is_training(phase) and self._machine.is_between and not is_asked:
                     self._phases.begin_step()
-                if self._paused or not self._phases.wants(phase):
+                if self._machine.is_silent or not self._phases.wants(phase):
                     return
                 if is_asked or self._is_planned(site, owner):
                     name = type(self.model if owner is None else owner).__name__
@@ -330,11 +336,13 @@ class ArraySession:
     def _decide(self) -> None:
         """Whether the next step is due."""
         self.troubles.step = self.step
-        self._phases.is_due = False
+        is_due = False
         try:
-            self._phases.is_due = bool(self._schedule(self.step))
+            is_due = bool(self._schedule(self.step))
         except Exception as error:
             self.troubles.failed("every", error)
+        finally:
+            self._phases.decide(is_due)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from sonde.capture.plan import Schedule
+from sonde.capture.steps import StepEvent, StepMachine
 
 TRAIN: Final = "train"
 NOT_DUE: Final = (
@@ -30,9 +31,9 @@ def is_training(phase: str) -> bool:
 class Phases:
     """Where a training stands: its step, and what is recorded there.
 
-    `ended` is the last step that ended, if one did.
-    `is_due` is about the step under way, or the next one while `is_between` steps. `skip` is called
-    with a phase and a reason, `failed` with the error of a schedule.
+    `ended` is the last step that ended, if one did. `machine` says whether a step is under way, and
+    whether it is due. `skip` is called with a phase and a reason, `failed` with the error of a
+    schedule.
     """
 
     def __init__(
@@ -43,8 +44,7 @@ class Phases:
         failed: Callable[[str, Exception], None],
     ) -> None:
         self.step = step
-        self.is_between = True
-        self.is_due = False
+        self.machine = StepMachine(records_training=TRAIN in schedules)
         self.forced: str | None = None
         self.branch: str | None = None
         self._forced_step: int | None = None
@@ -62,12 +62,17 @@ class Phases:
         until the next begins."""
         if self._forced_step is not None:
             return self._forced_step
-        return self.ended if self.is_between and self.ended is not None else self.step
+        return self.ended if self.machine.is_between and self.ended is not None else self.step
+
+    @property
+    def is_between(self) -> bool:
+        """Whether no step is under way."""
+        return self.machine.is_between
 
     @property
     def records_training(self) -> bool:
         """Whether the step under way, or the next one, is recorded."""
-        return self.is_due and TRAIN in self._schedules
+        return self.machine.is_recorded
 
     def name(self, *, trains: bool, has_gradients: bool) -> str:
         """The phase of a pass that begins now."""
@@ -82,7 +87,7 @@ class Phases:
     def wants(self, phase: str) -> bool:
         """Whether passes of that phase are recorded now."""
         if is_training(phase):
-            return phase == self.forced or self.records_training
+            return self.machine.is_recorded or phase == self.forced
         return self._step_outside(phase) is not None
 
     def step_of(self, phase: str) -> int:
@@ -90,17 +95,21 @@ class Phases:
         found = None if is_training(phase) else self._steps.get(phase, self.label)
         return self.step if found is None else found
 
+    def decide(self, is_due: bool) -> None:
+        """Whether the next step is due, as its schedule says."""
+        self.machine.on(StepEvent.DUE if is_due else StepEvent.NOT_DUE)
+
     def begin_step(self) -> None:
         """The first pass of a step begins."""
-        self.is_between = False
+        self.machine.on(StepEvent.BEGIN)
         self._steps.clear()
 
     def end_step(self) -> None:
         """The step is over; whether the next one is due is still to be said."""
-        self._was_due, self.is_due = self.is_due, False
+        self._was_due = self.machine.is_due
+        self.machine.on(StepEvent.END)
         self.ended = self.step
         self.step += 1
-        self.is_between = True
         self._steps.clear()
 
     def renumber(self, step: int) -> None:
@@ -114,9 +123,9 @@ class Phases:
 
     def go_to(self, step: int) -> None:
         """The next step is this one, as if none had ended before."""
+        self.machine.on(StepEvent.END)
         self.step = step
         self.ended = None
-        self.is_between = True
         self._was_due = False
         self._steps.clear()
         self._last.clear()
@@ -125,6 +134,7 @@ class Phases:
         """Take all passes for this phase, of that step if one is given. Returns what was before."""
         before = (self.forced, self._forced_step)
         self.forced, self._forced_step = phase, step
+        self.machine.is_named = phase is not None
         self._steps.clear()
         return before
 
@@ -160,6 +170,6 @@ class Phases:
         return step
 
     def _step_with_training(self) -> int | None:
-        if self.is_between and self.ended is not None and self._was_due:
+        if self.machine.is_between and self.ended is not None and self._was_due:
             return self.ended
-        return self.step if self.is_due else None
+        return self.step if self.machine.is_due else None

@@ -90,7 +90,7 @@ class JaxSession(ArraySession):
         return self.plan.kinds
 
     def begin(self) -> str | None:
-        if self.is_closed or self._paused:
+        if self._machine.is_silent:
             return None
         with self._lock:
             phase = self._phases.name(trains=True, has_gradients=True)

@@ -81,6 +81,14 @@ class Collector:
             else:
                 self._hook(seen, x, spots[1])
 
+    def inputs(self, tap: Tap, at: Pass, call: int, found: list[tuple[str, Tensor]]) -> None:
+        """What a module was given: values, and gradients when those are known."""
+        for slot, x in self.limited(tap, found):
+            if tap.input:
+                self.value(tap, at, "input", call, slot, x)
+            if tap.input_grad:
+                self.watch_gradient(tap, at, "input_grad", call, slot, x)
+
     def compiled(self, key: TapKey, at: Pass, x: Tensor) -> None:
         """A tensor in compiled code, at all the places where it is seen."""
         spots = self._keyed.get((key, at.phase))

@@ -31,6 +31,7 @@ class WatchedModules:
         self._version = -1
         self._taps: dict[int, Tap] = {}
         self._is_resting = False
+        self._must_stay = False
         self._is_minded = False
         self._is_shared = False
         self._follows = False
@@ -113,9 +114,13 @@ class WatchedModules:
         self._version = -1
         self.scan(root)
 
+    def stay(self) -> None:
+        """Never take the hooks off while the watch is open: something counts on all of them."""
+        self._must_stay = True
+
     def rest(self) -> None:
         """Take the hooks off while there is nothing to record, but for those of the root."""
-        if not self._is_resting and not self._structure.has_regions:
+        if not (self._is_resting or self._must_stay or self._structure.has_regions):
             self._is_resting = True
             for tap in self._taps.values():
                 if not tap.is_root:
@@ -130,7 +135,9 @@ class WatchedModules:
         for tap, module in known:
             if not tap.is_root:
                 hang(tap, module, self._number)
-        return hooks.forget_compiled([m for _, m in known])
+        is_compiled = hooks.forget_compiled([m for _, m in known])
+        self._must_stay |= is_compiled
+        return is_compiled
 
     def unhook(self, modules: Sequence[nn.Module]) -> Callable[[], None]:
         """Take the hooks off these modules; what is returned puts them on again."""

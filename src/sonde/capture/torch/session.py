@@ -19,16 +19,16 @@ from sonde.capture.numbers.latest import Latest
 from sonde.capture.numbers.norms import Norms
 from sonde.capture.numbers.scalars import Scalars, renumber
 from sonde.capture.plan import Every, Plan, Schedule
-from sonde.capture.torch import blocks, names, patches
+from sonde.capture.torch import names, patches
 from sonde.capture.torch.capture import Capture
 from sonde.capture.torch.cuda import copies
 from sonde.capture.torch.facts import Facts
+from sonde.capture.torch.manual import ManualRecords
 from sonde.capture.torch.metrics import register
 from sonde.capture.torch.metrics.observer import Observer
 from sonde.capture.torch.mistakes import concerns
 from sonde.capture.torch.optim.hyperparameters import Hyperparameters
 from sonde.capture.torch.optim.optimizers import Optimizers
-from sonde.capture.torch.outside import ManualRecords
 from sonde.capture.troubles import Troubles
 from sonde.record import RecordSink
 
@@ -68,7 +68,7 @@ class TorchSession:
         self.has_optimizer = self.capture.silence.has_optimizer = bool(optimizers)
         self._concerns = list(concerns(model, optimizers))
         self.latest = Latest()
-        self._outside = ManualRecords(self.capture)
+        self._manual = ManualRecords(self.capture)
         try:
             self._optimizers = Optimizers(self.capture, optimizers)
         except BaseException:
@@ -164,8 +164,8 @@ class TorchSession:
         return {
             "overhead": overhead,
             "memory": capture.recorder.memory,
-            "recorded_steps": capture.recorded_steps,
-            "dropped_steps": capture.dropped_steps,
+            "recorded_steps": capture.steps.recorded,
+            "dropped_steps": capture.steps.dropped,
             "step": capture.step,
         }
 
@@ -240,8 +240,7 @@ class TorchSession:
         capture = self.capture
         with capture.lock:
             if renumber(capture.phases, step, refuse):
-                capture.troubles.step = capture.step
-                capture.begin_step()
+                capture.steps.renumbered()
 
     def record(self, name: object, x: object, refuse: Callable[[str], None]) -> None:
         """Sketch a tensor that belongs to no module, in the current step."""
@@ -250,7 +249,7 @@ class TorchSession:
         elif not isinstance(x, Tensor):
             refuse(f"`{name}` was not recorded: it must be a tensor, got {type(x).__name__}.")
         else:
-            self._outside.record(name, x)
+            self._manual.record(name, x)
 
     def set_reference(self, model: object, *, device: Any = None, run: bool = True) -> None:
         """Compare with this model from now on."""
@@ -258,11 +257,11 @@ class TorchSession:
 
     def reschedule(self, schedule: Schedule) -> None:
         """Use another schedule: at once between steps, else from the next step on."""
-        self.capture.reschedule(schedule)
+        self.capture.steps.reschedule(schedule)
 
     def paused(self) -> AbstractContextManager[None]:
         """Record nothing inside the block."""
-        return self.capture.paused()
+        return self.capture.steps.paused()
 
     def forked(self) -> None:
         """Record nothing any more: the process is a fork of the one that records."""
@@ -270,16 +269,16 @@ class TorchSession:
 
     def phase(self, name: str, step: int | None) -> AbstractContextManager[None]:
         """Record the passes inside under this phase."""
-        return blocks.in_phase(self.capture, name, step)
+        return self.capture.steps.in_phase(name, step)
 
     def branch(self, name: str) -> AbstractContextManager[None]:
         """Record the training passes inside under this branch of training."""
-        return blocks.in_branch(self.capture, name)
+        return self.capture.steps.in_branch(name)
 
     def go_to(self, step: int) -> int:
         """Go on at this step. Returns the step at which it would have gone on."""
         before = self.capture.step
-        self.capture.go_to(step)
+        self.capture.steps.go_to(step)
         return before
 
     def end_by_hand(self) -> None:
@@ -289,7 +288,7 @@ class TorchSession:
     def close(self) -> None:
         try:
             if self.capture.plan.final_parameters:
-                self._outside.record_final()
+                self._manual.record_final()
         finally:
             self._close()
 

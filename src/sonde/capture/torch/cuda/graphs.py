@@ -94,21 +94,20 @@ class CudaGraphs:
             n_modules = sum(1 for _ in model.modules())
             for device in {x.device for x in tensors if x.is_cuda}:
                 capture.recorder.spare_rows(device, 8 * n_modules + 8 * len(tensors) + 64)
-            capture.wake()
-            capture.recorder.capturing = CapturedCudaGraph()
+            capture.steps.wake()
             self._observer = capture.observer
             capture.observer = capture.collector.observer = None
-            capture.settle()
+            capture.steps.capture_cuda_graph(CapturedCudaGraph())
 
     def ended(self, graph: Any) -> None:
         """It is over, well or not."""
         capture = self.capture
         with capture.lock:
-            captured, capture.recorder.capturing = capture.recorder.capturing, None
+            captured = capture.recorder.capturing
             if captured is None:
                 return
             capture.observer = capture.collector.observer = self._observer
-            capture.settle()
+            capture.steps.capture_cuda_graph(None)
             captured.close()
             if captured.groups or captured.ends_step:
                 self._known[graph] = captured
@@ -122,9 +121,8 @@ class CudaGraphs:
             return
         with capture.lock:
             if capture.phases.is_between:  # a step begins with it
-                capture.phases.begin_step()
-                capture.settle()
-            wanted = capture.wants("train")
+                capture.steps.begin_step()
+            wanted = capture.steps.wants("train")
             _open(captured, wanted)
             for rows, group in captured.groups if wanted else ():
                 rows.touch_group(group)
@@ -134,12 +132,12 @@ class CudaGraphs:
         captured = self._known.get(graph)
         if captured is not None and captured.ends_step:
             self.before_end()
-            self.capture.end_step()
+            self.capture.steps.end_step()
 
     def unhook(self, modules: Sequence[nn.Module]) -> Callable[[], None]:
         """Take our hooks off these modules, and do not record calls to warm up; call what is
         returned to have all as it was."""
-        pause = self.capture.paused()
+        pause = self.capture.steps.paused()
         put_back = self.capture.taps.unhook(modules)
         pause.__enter__()
 

@@ -128,7 +128,7 @@ class AttentionStats:
         if capture.asleep or current_backward() != -1:
             return None
         at = capture.current_pass()
-        if not at.stack or at.is_outside or not capture.wants(at.phase):
+        if not at.stack or at.is_outside or not capture.steps.wants(at.phase):
             return None
         return at.stack[-1]
 
@@ -155,7 +155,7 @@ class AttentionStats:
         capture = self._capture
         phase = capture.current_pass().phase
         raw = compute()
-        when = (phase, capture.step_of(phase))
+        when = (phase, capture.phases.step_of(phase))
         entry = self._tallies.entry(f"attention/{tap.path}", when, lambda: _Entry(tap.path))
         with torch.no_grad():
             entry.put(raw)

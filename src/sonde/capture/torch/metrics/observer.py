@@ -136,7 +136,7 @@ class Observer:
         uses = self._choices.at(spot)
         if not uses or (spot.kind in MODULE_KINDS and not _is_real(x)):
             return
-        when = (spot.phase, self.capture.step_of(spot.phase))
+        when = (spot.phase, self.capture.phases.step_of(spot.phase))
         self.asker.see(uses, x, when, lambda: self._other(spot, x))
 
     def wants(self, spot: Spot) -> bool:
@@ -220,7 +220,7 @@ class Observer:
             return False
         at = capture.current_pass()
         if at.stack:
-            return not at.is_outside and capture.wants(at.phase)
+            return not at.is_outside and capture.steps.wants(at.phase)
         return capture.recording
 
     def log(self, name: str, value: Any, reduce: Reduce) -> None:
@@ -231,11 +231,11 @@ class Observer:
         if capture.observer is None:
             self._changed(("attach",), follows=False)  # to know in which module we are
         at = capture.current_pass()
-        phase = at.phase if at.stack else capture.forced_phase or "train"
+        phase = at.phase if at.stack else capture.phases.forced or "train"
         path = at.stack[-1][0].path if at.stack else None
         if at.stack and not at.stack[-1][0].selected:
             return
-        when = (phase, capture.step_of(phase))
+        when = (phase, capture.phases.step_of(phase))
         label = names.of_log(name, path)
 
         def put() -> None:
@@ -339,7 +339,7 @@ class Observer:
             self._given[tap.path, call] = first_tensor(args, kwargs)
 
     def _left(self, tap: Tap, call: int, module: nn.Module, output: Any, phase: str) -> None:
-        when = (phase, self.capture.step_of(phase))
+        when = (phase, self.capture.phases.step_of(phase))
         if self.reference is not None:
             if self.replaying is not None:
                 with Isolation(_device_of(output)):

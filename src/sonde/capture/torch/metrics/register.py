@@ -114,7 +114,8 @@ def set_reference(
     def is_awake() -> bool:
         if capture.is_closed:
             return False
-        return capture.records_training or capture.wants(capture.forced_phase or capture.phase)
+        phases = capture.phases
+        return phases.records_training or capture.steps.wants(phases.forced or capture.steps.phase)
 
     made = Reference(model, root, capture.troubles, is_awake=is_awake, runs=run, is_own=is_own)
     observer.compare_with(made)

@@ -131,7 +131,7 @@ class Optimizers:
         self._clipped.clear()
         self._let_go()
         self._guarded_mark()
-        self._capture.end_step()
+        self._capture.steps.end_step()
 
     def _guarded_mark(self) -> None:
         """Take the time on the device; no more if that fails."""
@@ -238,7 +238,7 @@ class Optimizers:
             capture.recorder.add_together(bundle, tensors)
             return
         spots = bundle.spots
-        due = self.frozen.to_read(spots, tensors, capture.step, capture.dropped_steps)
+        due = self.frozen.to_read(spots, tensors, capture.step, capture.steps.dropped)
         if any(x is not None for x in due):
             capture.recorder.add_together(bundle, due)
             self.frozen.read(spots)
