@@ -26,7 +26,7 @@ class FunctionalSession(Protocol):
         """What the function returns; the call is recorded if the current step is."""
         ...
 
-    def optimizer(self, tx: Any) -> Any:
+    def recorded_optimizer(self, tx: Any) -> Any:
         """The optimizer with what it takes and returns recorded."""
         ...
 
@@ -58,7 +58,7 @@ class FunctionalWatch:
         """The optax optimizer `tx` with its gradients, updates and state recorded. It computes what
         `tx` does, and has the same state."""
         session = self._functional("optimizer")
-        return tx if session is None else session.optimizer(tx)
+        return tx if session is None else session.recorded_optimizer(tx)
 
     def _functional(self, name: str) -> FunctionalSession | None:
         session = self._session

@@ -62,7 +62,7 @@ class JaxSession(ArraySession):
             self._functions[key] = (function, recorded(function, self))
         return self._functions[key][1](*args, **kwargs)
 
-    def optimizer(self, tx: Any) -> Any:
+    def recorded_optimizer(self, tx: Any) -> Any:
         """The optax optimizer `tx` with its gradients, updates and state recorded."""
         if not (callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))):
             raise SondeError(
