@@ -18,6 +18,7 @@ from sonde.sketch.statistics import STATISTICS as STATISTICS
 from sonde.sketch.statistics import NumberFormat as NumberFormat
 from sonde.sketch.statistics import Statistic as Statistic
 from sonde.sketch.statistics import needs_bins as needs_bins
+from sonde.sketch.statistics import needs_sums as needs_sums
 from sonde.sketch.statistics import statistic as statistic
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "from_dense",
     "merge_groups",
     "needs_bins",
+    "needs_sums",
     "quantiles",
     "row",
     "statistic",

@@ -128,6 +128,11 @@ def _expanded(sql: str, name: str) -> str:
         ) from None
 
 
+def needs_sums(name: str) -> bool:
+    """Whether the statistic may read the sums: all do but quantiles."""
+    return name in _STATISTICS
+
+
 def known(s: Sketches, i: int) -> _bins.Known:
     """What row `i` knows of its values besides their bins."""
     _, zeros, _, pos_infs, neg_infs, _ = s.counts[i].tolist()

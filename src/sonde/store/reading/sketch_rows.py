@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +15,9 @@ from sonde.sketch import merge_groups
 
 COLUMNS: Final = ", ".join((*COUNTS, *SUMS, *EXTREMA, "bin_ids", "bin_counts"))
 """What a query must select for `from_rows`."""
+
+WITHOUT_SUMS: Final = ", ".join((*COUNTS, *EXTREMA, "bin_ids", "bin_counts"))
+"""What it must select where nothing reads the sums, which are zeros then."""
 
 Key = tuple[object, ...]
 
@@ -31,7 +34,7 @@ def from_rows(rows: pa.Table) -> Sketches:
     np.cumsum(lengths, out=offsets[1:])
     return Sketches(
         _matrix(rows, COUNTS, np.int64),
-        _matrix(rows, SUMS, np.float64),
+        _matrix(rows, SUMS, np.float64) if SUMS[0] in rows.schema.names else _zeros(rows),
         _matrix(rows, EXTREMA, np.float64),
         offsets,
         ids.astype(np.int16, copy=False),
@@ -54,6 +57,16 @@ def merge_rows(rows: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Sketch
     if len(firsts) == rows.num_rows and columns:
         return found, from_rows(rows)  # nothing to merge: each row is its own group, in order
     return found, merge_groups(from_rows(rows), groups, len(firsts))
+
+
+def merged_parts(rows: pa.Table, columns: Sequence[str]) -> Iterator[tuple[pa.Table, Sketches]]:
+    """As `merge_rows`, batch by batch where no two rows are of the same group: without a copy."""
+    if len(_groups(rows, columns)[1]) < rows.num_rows:
+        yield merge_rows(rows, columns)
+        return
+    for batch in rows.to_batches():
+        part = pa.Table.from_batches([batch])
+        yield part.select(list(columns)), from_rows(part)
 
 
 def _groups(rows: pa.Table, columns: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -86,8 +99,14 @@ def _matrix(rows: pa.Table, columns: Sequence[str], dtype: type) -> NDArray[Any]
     return matrix
 
 
+def _zeros(rows: pa.Table) -> NDArray[np.float64]:
+    return np.zeros((rows.num_rows, len(SUMS)))
+
+
 def _flat(column: pa.ChunkedArray) -> NDArray[Any]:
     parts = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks]
+    if len(parts) == 1:
+        return np.asarray(parts[0])  # no copy: there are millions
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 

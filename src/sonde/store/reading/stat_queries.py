@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sonde._errors import RunError, SondeError
 from sonde.record import FINAL, Site, Sketches
-from sonde.sketch import Sketch, concatenate, needs_bins, row, statistic
+from sonde.sketch import Sketch, concatenate, needs_bins, needs_sums, row, statistic
 from sonde.sketch.columns import empty, merge_groups
 from sonde.store.reading import sketch_rows
 from sonde.store.reading.catalogue import Catalogue, Kinds, check_missing, check_stage, names_meant
@@ -216,16 +216,17 @@ def _from_bins(
     run: QueryRunner, chosen: Selection, key: Sequence[str], names: Sequence[str]
 ) -> pa.Table:
     """Statistics that read the bins: a part of the rows at a time, through `sonde.sketch`."""
-    query = f"select {', '.join(key)}, {sketch_rows.COLUMNS} from records where "
+    has_sums = any(needs_sums(name) for name in names)
+    columns = sketch_rows.COLUMNS if has_sums else sketch_rows.WITHOUT_SUMS
+    query = f"select {', '.join(key)}, {columns} from records where "
     parts = []
     for part in _in_parts(run, chosen):
         rows = ask(run, query + part.where, part.parameters)
         if rows.num_rows == 0:
             continue
-        found, merged = sketch_rows.merge_rows(rows, key)
-        for name in names:
-            found = found.append_column(name, pa.array(statistic(name)(merged)))
-        parts.append(found)
+        for found, merged in sketch_rows.merged_parts(rows, key):
+            values = [pa.array(statistic(name)(merged)) for name in names]
+            parts.append(pa.table([*found.columns, *values], names=[*key, *names]))
     if parts:
         return pa.concat_tables(parts)
     types = {"step": pa.int64(), "attempt": pa.int32()}
