@@ -48,7 +48,8 @@ web: $(if $(NODE),web/node_modules/ready) ## the page: types, lint, its tests, a
 		echo "The sources of the page are not checked: this takes Node 20 and npm.")
 
 types: $(VENV)/ready ## write the types of the page from the specs and questions of views
-	$(BIN)/python -m sonde.views.typescript > web/src/api.gen.ts
+	@mkdir -p build
+	$(BIN)/python -m sonde.views.typescript > build/api.gen.ts && mv build/api.gen.ts web/src/api.gen.ts
 
 page: types $(if $(NODE),web/node_modules/ready) ## build the page into src/sonde/present/static
 	@$(if $(NODE),cd web && npm run --silent format && npm run --silent build, \
