@@ -10,11 +10,12 @@ made of `SimpleQueue` and `deque`, whose operations are single instructions.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import signal
 from collections import deque
 from queue import Empty, SimpleQueue
-from types import CodeType, FunctionType, MethodType
-from typing import Any
+from types import CodeType, FrameType, FunctionType, MethodType
+from typing import Any, Final
 
 
 class Gate:
@@ -76,7 +77,48 @@ def is_from_handler(error: BaseException) -> bool:
             codes.add(getattr(called, "__code__", None))
     at = error.__traceback__
     while at is not None:
-        if at.tb_frame.f_code in codes:
+        if at.tb_frame.f_code in codes or _is_call_of_handler(at.tb_frame):
             return True
         at = at.tb_next
     return False
+
+
+def _is_call_of_handler(frame: FrameType) -> bool:
+    """Whether the last two arguments are a signal and the frame that it interrupted.
+
+    This recognizes handlers that are wrapped, or that were replaced before they raised: many
+    restore the default first.
+    """
+    code = frame.f_code
+    n = code.co_argcount
+    given = [frame.f_locals.get(name) for name in code.co_varnames[:n]]
+    if code.co_flags & inspect.CO_VARARGS:
+        starred = frame.f_locals.get(code.co_varnames[n + code.co_kwonlyargcount])
+        given += starred if isinstance(starred, tuple) else ()
+    return (
+        len(given) > 1
+        and frame.f_back is not None
+        and given[-1] is frame.f_back
+        and type(given[-2]) in (int, signal.Signals)
+        and given[-2] in signal.valid_signals()
+    )
+
+
+class _Ignoring:
+    """Ends a block at any error, except what a signal handler raises. See `IGNORING`."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        return isinstance(error, Exception) and not is_from_handler(error)
+
+
+IGNORING: Final = _Ignoring()
+"""`with IGNORING:` is `suppress(Exception)` for code that a user's signal handler may interrupt."""
+
+
+def pass_on(error: BaseException) -> None:
+    """Raise the error again if a signal handler has raised it: it is not ours to take."""
+    if is_from_handler(error):
+        raise error

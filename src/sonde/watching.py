@@ -26,7 +26,7 @@ from sonde.capture.launch import rank_and_world
 from sonde.capture.open_watches import OPEN as _OPEN
 from sonde.capture.open_watches import PARTS as _PARTS
 from sonde.capture.open_watches import UNRECORDED as _UNRECORDED
-from sonde.capture.open_watches import WatchParts
+from sonde.capture.open_watches import WatchParts, settle_traces
 from sonde.capture.plan import Every, Phases, plan_of, schedule_of
 from sonde.capture.voice import WarnOnce, users_place
 from sonde.record import RecordSink
@@ -441,21 +441,20 @@ class Watch(FunctionalWatch):
         """Wait until everything recorded so far is safe on disk; False if that took too long."""
         if self._is_off() or self._drain is None or self._writer is None:
             return True
-        return self._drain.wait(timeout_s) and self._writer.flush(timeout_s)
+        is_settled = settle_traces(self, timeout_s) and self._drain.wait(timeout_s)
+        return is_settled and self._writer.flush(timeout_s)
 
     def close(self, reason: str = "finished", timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
         """Take every hook off the model, write what is left, end the run. Safe to call twice.
 
         Waits at most `timeout_s` (4 at the end of the process) for the drain and twice that for the
-        sinks; what is lost then is counted. If it is interrupted, call it again to finish.
+        sinks; what is lost then is counted. If it is interrupted, call it or `unwatch` again.
         """
         self._closed = True
-        _OPEN.discard(self)
         _PARTS.pop(self, None)
-        if self._session is None or os.getpid() != self._pid:
+        if self._drain is None or self._feeds is None or os.getpid() != self._pid:
             return
-        assert self._drain is not None
-        assert self._feeds is not None
+        assert self._session is not None
         with self._lock:
             if self._is_shut:
                 return
@@ -468,6 +467,7 @@ class Watch(FunctionalWatch):
                 self._drain.close(self._reason, timeout_s)
             give_back()
             self._is_shut = True
+        _OPEN.discard(self)
         atexit.unregister(self._at_exit)
 
     def forked(self) -> None:

@@ -48,6 +48,22 @@ class Echo(nn.Module):
         return None
 
 
+def test_a_flush_of_the_watch_keeps_the_traced_values_of_every_step_that_ended(tmp_path):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        sonde.watch(model, optimizer, dir=tmp_path, name="run", every=1) as watch,
+        sonde.trace(model, "forward.input", always=True),
+    ):
+        for step in range(3):
+            model(torch.full((2, 2), float(step))).sum().backward()
+            assert watch.flush(), "in the middle of a step it waits for what there is"
+            optimizer.step()
+            assert watch.flush()
+            with sonde.open(tmp_path / "run") as run:
+                assert run.trace("forward.input").iterations == list(range(step + 1))
+
+
 def kept(tmp_path, values, into, **options):
     """The values after a way through a run or a file, with their dtypes if there are any."""
     model = Echo()

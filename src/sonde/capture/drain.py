@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde._signals import Bell, Gate, is_from_handler
+from sonde._signals import Bell, Gate, pass_on
 from sonde.capture.numbers.norms import Norms
 from sonde.capture.voice import Place, say
 from sonde.capture.window import NATIVE_PHASE, FilledRows, Window
@@ -384,8 +384,7 @@ class Drain:
         try:
             act(sink)
         except Exception as error:
-            if is_from_handler(error):
-                raise
+            pass_on(error)
             _LOG.warning("sink %s failed and is switched off: %r", sink.name, error)
             self._forget(sink)
             told = Event("sink_failed", repr(error), where=sink.name, level="error")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from typing import Any, Final, NamedTuple
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 OPEN: Final[set[Any]] = set()
 """`Any`: a `Watch`."""
@@ -22,6 +22,14 @@ PARTS: Final[WeakKeyDictionary[Any, WatchParts]] = WeakKeyDictionary()
 
 UNRECORDED: Final[list[ref[Any]]] = []
 """Models whose watch records nothing, because another process writes their rank."""
+
+TRACES: Final[WeakKeyDictionary[Any, WeakSet[Any]]] = WeakKeyDictionary()
+"""Traces that write into the run of a watch, by watch. `Any`: a `Watch`, a `Trace`."""
+
+
+def settle_traces(watch: Any, timeout_s: float) -> bool:
+    """Wait until values of steps that ended are with the writer; False if that took too long."""
+    return all(trace.settle(timeout_s) for trace in list(TRACES.get(watch, ())))
 
 
 def _forget_all() -> None:

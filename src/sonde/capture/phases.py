@@ -130,9 +130,14 @@ class Phases:
         self._steps.clear()
         self._last.clear()
 
+    @property
+    def forced_to(self) -> tuple[str | None, int | None]:
+        """What `force` was last called with."""
+        return self.forced, self._forced_step
+
     def force(self, phase: str | None, step: int | None) -> tuple[str | None, int | None]:
         """Take all passes for this phase, of that step if one is given. Returns what was before."""
-        before = (self.forced, self._forced_step)
+        before = self.forced_to
         self.forced, self._forced_step = phase, step
         self.machine.is_named = phase is not None
         self._steps.clear()

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from sonde._signals import is_from_handler
+from sonde._signals import pass_on
 from sonde.capture.drain import Drain
 from sonde.record import Event, Level
 
@@ -36,8 +36,7 @@ class Troubles:
 
     def pass_on(self, error: BaseException) -> None:
         """Raise the error again if a signal handler has raised it: it is not ours to take."""
-        if is_from_handler(error):
-            raise error
+        pass_on(error)
 
     def failed(self, where: str, error: BaseException) -> None:
         """An error of ours (or of a user's function): raised if strict, else a warning, once."""

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from sonde._errors import SondeWarning
 from sonde._python import frame_at
+from sonde._signals import pass_on
 
 LOG: Final = logging.getLogger("sonde.warnings")
 """What could not be said as a warning."""
@@ -52,7 +53,8 @@ def say(text: str, place: Place | None = None) -> None:
     """Warn, at that line or at the one of the user's code that led here. Where that raises, log."""
     try:
         warnings.warn_explicit(text, SondeWarning, *(place or users_place()))
-    except Exception:  # warnings are errors here, or a function of the user's shows them
+    except Exception as error:  # warnings are errors, or a function of the user's shows them
+        pass_on(error)
         LOG.warning("%s", text)
 
 

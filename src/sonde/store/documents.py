@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from sonde._signals import pass_on
 from sonde.store.sql import limits
 
 MAX_BYTES: Final = limits.ABOUT_BYTES
@@ -115,7 +116,8 @@ def to_plain(value: object, depth: int = 0) -> Any:  # Any: the JSON types, nest
         return [to_plain(v, depth + 1) for v in list(value)[:_MAX_ITEMS]]
     try:
         return repr(value)[:_MAX_TEXT]
-    except Exception:
+    except Exception as error:
+        pass_on(error)
         return f"<{type(value).__name__}>"
 
 

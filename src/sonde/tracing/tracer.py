@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 from weakref import ref
 
+from sonde._signals import pass_on
 from sonde.tracing.access import keys_of, look
 from sonde.tracing.callbacks import BeforeSave
 from sonde.tracing.paths import GRAD, RETURN, Path, quoted, suggestion, under
@@ -72,6 +73,9 @@ class Clock(Protocol):
 
     def begin(self) -> tuple[int, str]:
         """The iteration and phase of a pass that begins."""
+
+    def is_over(self, iteration: int) -> bool:
+        """Whether nothing will belong to that iteration any more."""
 
 
 class Channel:
@@ -207,12 +211,15 @@ class Tracer:
             self._by_way.clear()
 
     def release(self) -> None:
-        """Hand over what there is, if nobody minds where windows end."""
-        if not self._is_patient or self._is_closed:
-            return
+        """Hand over what there is, if nobody minds where windows end or a window ends here."""
         with self._lock:
-            if self._window.entries and not self._is_closed:
-                full, self._window = self._window, TraceWindow(self._window.number)
+            if self._is_closed or not self._window.entries or self._now is None:
+                return
+            number = self._window.number
+            if not self._is_patient and self._clock.is_over(self._now[0]):
+                number = self._ticks // self._gather_every
+            if self._is_patient or number != self._window.number:
+                full, self._window = self._window, TraceWindow(number)
                 self._hand_over(full)
 
     def forget(self) -> None:
@@ -241,6 +248,7 @@ class Tracer:
             self.is_on = is_wanted and bool(self._schedule(iteration))
             self._was_on = self._was_on or self.is_on
         except Exception as error:
+            pass_on(error)
             self.is_on = False
             self.troubles.failed("every", error)
 
@@ -338,6 +346,7 @@ class Tracer:
             for callback in self._before_save:
                 handed = callback(name, handed, moment.iteration)
         except Exception as error:
+            pass_on(error)
             channel.is_off = True
             budget.give_back(size)
             self.fail(f"{name}` in `before_save", error)

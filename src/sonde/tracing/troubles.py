@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 
 from sonde._errors import SondeWarning
+from sonde._signals import pass_on
 from sonde.record import Event
 
 
@@ -40,6 +41,7 @@ class TraceTroubles:
         self, where: str, error: BaseException, *, step: int = -1, raises: bool = True
     ) -> None:
         """An error of ours, or of a user's function."""
+        pass_on(error)
         if self.strict and raises:
             raise error
         key = (where, repr(error))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from sonde._errors import SondeError
 from sonde.capture.launch import rank_and_world
-from sonde.capture.open_watches import OPEN, PARTS, UNRECORDED
+from sonde.capture.open_watches import OPEN, PARTS, TRACES, UNRECORDED
 from sonde.capture.plan import Every, schedule_of
 from sonde.record import Event
 from sonde.tracing import callbacks
@@ -165,7 +165,15 @@ def trace(
     results = destination.results if isinstance(destination, InMemory) else Results()
     results.refresh = tracer.release
     closing_s = _CLOSE_S + (2 * timeout_s if ranks is not None else 0)
-    return Trace(tracer, probes, pipeline, results, hooks["after_trace"], troubles, closing_s)
+    made = Trace(tracer, probes, pipeline, results, hooks["after_trace"], troubles, closing_s)
+    _join(made, watch, writer)
+    return made
+
+
+def _join(made: Trace, watch: Watch | None, writer: Any) -> None:
+    """Let `watch.flush` settle the trace, if that writes into the run of the watch."""
+    if watch is not None and writer is not None:
+        TRACES.setdefault(watch, weakref.WeakSet()).add(made)
 
 
 def trace_once(
@@ -233,11 +241,15 @@ class Trace:
 
     def flush(self, timeout_s: float = _CLOSE_S) -> bool:
         """Wait until all full windows have arrived where they are kept; false if it took longer."""
-        if self._tracer is not None:
-            self._tracer.release()
-        has_arrived = self._pipeline is None or self._pipeline.wait(timeout_s)
+        has_arrived = self.settle(timeout_s)
         self._troubles.say()
         return has_arrived
+
+    def settle(self, timeout_s: float) -> bool:
+        """As `flush`, without warnings: `watch.flush` calls it for traces into its run."""
+        if self._tracer is not None:
+            self._tracer.release()
+        return self._pipeline is None or self._pipeline.wait(timeout_s)
 
     def close(self, *, quiet: bool = False) -> None:
         """Take everything off the model, gather what is left, run `after_trace`. May be repeated.
@@ -320,6 +332,10 @@ class PassClock:
         self._passes[phase] = n + 1
         return self._first + n, phase
 
+    def is_over(self, iteration: int) -> bool:
+        """A pass is over when the next begins: until then there may be a backward."""
+        return iteration < self._first
+
 
 class WatchClock:
     """Iterations are the steps of the watch of the same model, for as long as it lasts."""
@@ -337,6 +353,10 @@ class WatchClock:
         if self._session.is_closed:
             self._after += 1
         return self.now()
+
+    def is_over(self, iteration: int) -> bool:
+        """Whether the step has ended."""
+        return self._session.step + self._after != iteration
 
 
 def _clock(framework: Any, watch: Watch | None, first: int) -> PassClock | WatchClock:

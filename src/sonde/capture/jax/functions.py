@@ -17,6 +17,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
+from sonde._signals import pass_on
 from sonde.capture.jax import modules, optimizers
 from sonde.capture.jax.harvest import Cut, Group, Harvest
 from sonde.capture.jax.rows import Layout
@@ -148,6 +149,7 @@ class _Recorded:
         try:
             version = self._version(split)
         except Exception as error:
+            pass_on(error)
             self.is_off = True
             self._owner.unrecorded(self._function, error)
             return self._function(*args, **kwargs)

@@ -45,8 +45,9 @@ def hang(tap: Tap, module: nn.Module, number: int) -> None:
     that serves several modules asks for hooks by their number.
     """
     if tap.enters:
-        module._forward_pre_hooks[number] = EnterRoot(tap) if tap.is_root else Enter(tap)
+        # First, for a signal may interrupt this: a hook without it is called in another way.
         module._forward_pre_hooks_with_kwargs[number] = True
+        module._forward_pre_hooks[number] = EnterRoot(tap) if tap.is_root else Enter(tap)
         # Called also when the module raises, so that we know it is no longer being called.
         module._forward_hooks_always_called[number] = True
     module._forward_hooks[number] = Leave(tap)

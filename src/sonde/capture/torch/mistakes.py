@@ -61,6 +61,7 @@ class Mistakes:
         try:
             self._pass()
         except Exception as error:
+            self._troubles.pass_on(error)
             self._is_told, self.guess = True, None
             self._troubles.failed("the check for steps", error)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from sonde._signals import pass_on
 from sonde.capture.drain import Drain
 from sonde.capture.leaves import leaves
 from sonde.capture.torch import names
@@ -33,7 +34,8 @@ def _inputs(args: Any, kwargs: Any) -> list[tuple[str, Tensor]]:
 def _outputs(output: Any) -> list[tuple[str, Tensor]]:
     try:
         return leaves(output, Tensor, MAX_SLOTS)
-    except Exception:
+    except Exception as error:
+        pass_on(error)
         return []  # the module that returned it has told, and is left out
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sonde._errors import SondeError
+from sonde._signals import pass_on
 from sonde.capture import active
 from sonde.capture.backend import described
 from sonde.capture.budget import Budget
@@ -322,6 +323,7 @@ def _selects_any(model: nn.Module, plan: Plan) -> bool:
             for path, name, module, _ in names.parameters(model)
         )
     except Exception as error:
+        pass_on(error)
         raise SondeError(
             f"`include` or `exclude` raised {error!r}. A function there takes a path and a module."
         ) from error

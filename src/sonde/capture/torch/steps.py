@@ -199,11 +199,15 @@ class TrainingSteps:
     @contextmanager
     def in_phase(self, name: str, step: int | None = None) -> Iterator[None]:
         """Record the passes inside under this phase, and under this step if one is given."""
-        before = self._switch(name, step)
+        before = self.phases.forced_to
         try:
+            self._switch(name, step)
             yield
-        finally:
-            self._switch(*before)
+        finally:  # twice: a signal handler may raise in the first
+            try:
+                self._switch(*before)
+            finally:
+                self._switch(*before)
 
     @contextmanager
     def in_branch(self, name: str) -> Iterator[None]:
@@ -214,15 +218,14 @@ class TrainingSteps:
         finally:
             self.phases.branch = before
 
-    def _switch(self, name: str | None, step: int | None) -> tuple[str | None, int | None]:
-        """Take all passes for this phase from now on. Returns what was before."""
+    def _switch(self, name: str | None, step: int | None) -> None:
+        """Take all passes for this phase from now on."""
         with self._capture.lock:
             if name is not None:
                 self.wake()
             self.end_outside()
-            before = self.phases.force(name, step)
+            self.phases.force(name, step)
             self.settle()
-            return before
 
     def capture_cuda_graph(self, captured: CapturedCudaGraph | None) -> None:
         """A CUDA graph is being captured, into these rows; None once that is over."""

@@ -18,6 +18,8 @@ from weakref import ref
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from sonde._signals import pass_on
+
 Region = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
@@ -175,7 +177,8 @@ def _key(x: Tensor) -> int | None:
     try:
         key: int = x.untyped_storage()._cdata
         return key
-    except Exception:
+    except Exception as error:
+        pass_on(error)
         return None  # no storage of its own: sparse, a wrapper of a transformation
 
 
@@ -186,7 +189,8 @@ def _weak(x: Tensor) -> Any:
 def _region(x: Tensor) -> Region:
     try:
         return (int(x.storage_offset()), tuple(x.shape), tuple(x.stride()))
-    except Exception:
+    except Exception as error:
+        pass_on(error)
         return (0, (), ())
 
 

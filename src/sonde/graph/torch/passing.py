@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from _thread import get_ident
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde._signals import is_from_handler
+from sonde._signals import IGNORING, pass_on
 from sonde.graph.torch.inert import InertHook
 from sonde.graph.torch.trace import PassTrace, TraceMode
 
@@ -49,14 +48,13 @@ class TracedPass:
         """The call of `module` begins: its hooks run now, so those put on here see the rest."""
         self._top = path
         for one in self._modules:
-            with contextlib.suppress(Exception):  # a scripted module takes no hooks
-                self._handles += [
-                    one.register_forward_pre_hook(_Enter(self), with_kwargs=True),
-                    one.register_forward_hook(_Leave(self), always_call=True),
-                ]
+            with IGNORING:  # a scripted module takes no hooks
+                entered, left = _Enter(self), _Leave(self)
+                self._handles.append(one.register_forward_pre_hook(entered, with_kwargs=True))
+                self._handles.append(one.register_forward_hook(left, always_call=True))
         self.trace.enter(path, self._framework.inputs(args, kwargs))
-        self._mode.__enter__()  # type: ignore[no-untyped-call]
         self._is_running = True
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self, output: Any) -> None:
         """The call is over."""
@@ -65,8 +63,11 @@ class TracedPass:
     def stop(self) -> TraceMode | None:
         """Look no more; returns the mode if it is not its turn to leave yet. The hooks stay, and
         do nothing: while an exception is handled they must not be taken off, see `unhook`."""
-        was_running, self._is_running = self._is_running, False
-        return self._mode if was_running and not self._mode.stop() else None
+        if not self._is_running:
+            return None
+        has_left = self._mode.stop()
+        self._is_running = False
+        return None if has_left else self._mode
 
     def unhook(self) -> None:
         """Take the hooks off. Not while torch goes through them because of an exception."""
@@ -96,8 +97,7 @@ class TracedPass:
         try:
             act()
         except Exception as error:
-            if is_from_handler(error):
-                raise
+            pass_on(error)
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:

@@ -9,7 +9,6 @@ Nothing leaves this class but through `publish` and `report`: no exception reach
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,7 +17,7 @@ from weakref import ref
 
 from torch import Tensor, nn
 
-from sonde._signals import is_from_handler
+from sonde._signals import IGNORING, pass_on
 from sonde.graph.model import tree_nodes
 from sonde.graph.torch.passing import TensorAccess, TracedPass
 from sonde.graph.torch.trace import TraceMode, is_inside_compiled_call, is_traceable
@@ -119,11 +118,12 @@ class GraphTaker:
             return
         self._is_inside = False
         try:
-            traced, self._pass = self._pass, None
+            traced = self._pass
             if traced is not None:
-                self._hooked.append(traced)
-                traced.end(output)
-                self._stop(traced)
+                try:
+                    traced.end(output)
+                finally:
+                    self._stop_pass()
                 if sys.exc_info()[1] is not self._raising:
                     return  # it did not return: an exception is on its way
                 self._unhook()
@@ -275,10 +275,7 @@ class GraphTaker:
 
     def _let_go(self) -> None:
         """Of a pass that never ended, and of modes that could not leave when they should have."""
-        if self._pass is not None:
-            traced, self._pass = self._pass, None
-            self._stop(traced)
-            self._hooked.append(traced)
+        self._stop_pass()
         self._unhook()
         self._leftover = [mode for mode in self._leftover if not mode.stop()]
 
@@ -286,18 +283,20 @@ class GraphTaker:
         while self._hooked:
             self._hooked.pop().unhook()
 
-    def _stop(self, traced: TracedPass) -> None:
-        mode = traced.stop()
-        if mode is not None:
-            self._leftover.append(mode)
+    def _stop_pass(self) -> None:
+        """A signal may interrupt this: the pass is let go of when all the rest is done."""
+        if self._pass is not None:
+            mode = self._pass.stop()
+            if mode is not None:
+                self._leftover.append(mode)
+            self._hooked.append(self._pass)
+            self._pass = None
 
     def _fail(self, error: Exception) -> None:
+        with IGNORING:
+            self._stop_pass()
+        pass_on(error)
         self._is_off = True
-        traced, self._pass = self._pass, None
-        if traced is not None:
-            self._hooked.append(traced)
-            with contextlib.suppress(Exception):
-                self._stop(traced)
         self._modules.clear()
         self._kinds.clear()
         self._report(error)
@@ -307,13 +306,12 @@ def _described(path: str, module: nn.Module) -> GraphModule:
     try:
         extra = str(module.extra_repr())[:_MAX_EXTRA]
     except Exception as error:  # of a model's own code
-        if is_from_handler(error):
-            raise
+        pass_on(error)
         extra = ""
     own = 0
     for parameter in module._parameters.values():
         if parameter is not None:
-            with contextlib.suppress(Exception):  # one that a lazy module has yet to make
+            with IGNORING:  # one that a lazy module has yet to make
                 own += parameter.numel()
     return GraphModule(path, type(module).__name__, extra, own)
 

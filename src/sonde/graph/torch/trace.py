@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from sonde._python import frame_at
-from sonde._signals import is_from_handler
+from sonde._signals import pass_on
 from sonde.graph.model import merge_ports, node_id
 from sonde.graph.torch.origins import NOTHING, CallFrame, Origin, Origins, TensorOrigins
 from sonde.record import CallPort, GraphNode, NodeKind
@@ -217,8 +217,7 @@ class TraceMode(TorchDispatchMode):
             try:
                 trace.operation(func, args, kwargs, result)
             except Exception as error:
-                if is_from_handler(error):
-                    raise
+                pass_on(error)
                 self._trace = None
                 self._failed(error)
         return result

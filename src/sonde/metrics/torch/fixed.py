@@ -28,6 +28,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sonde._signals import pass_on
+
 _CONSTANTS: Final = (int, float, complex, str, bytes, NoneType, EllipsisType, torch.dtype)
 _BUILT_IN: Final = frozenset(
     {"abs", "bool", "enumerate", "float", "int", "len", "list", "max", "min", "pow", "range"}
@@ -110,7 +112,8 @@ def fixed(fn: Callable[..., Any]) -> FixedFunction | None:
     found = FixedFunction()
     try:
         return found if callable(fn) and found.takes(fn) else None
-    except Exception:  # something that looks like a function
+    except Exception as error:  # something that looks like a function
+        pass_on(error)
         return None
 
 

@@ -24,7 +24,7 @@ from typing import Final, Self
 
 from sonde import _endings
 from sonde._errors import RunError
-from sonde._signals import Gate
+from sonde._signals import Gate, pass_on
 from sonde.record import Event, GraphPart, NumberBatch, SiteInfo, SketchBatch
 from sonde.store import attempts, locations
 from sonde.store.files import Files, LocalFiles
@@ -144,7 +144,8 @@ class Writer:
         """Declare sites; their ids are used by the batches that follow."""
         try:
             size = 200 * len(infos)
-        except Exception:
+        except Exception as error:
+            pass_on(error)
             size = 0  # the writing thread looks at it, counts it and says why
         self._take("sites", infos, size, 0)
 
@@ -152,7 +153,8 @@ class Writer:
         """Take the sketches of a step."""
         try:
             size, records = size_bytes(batch), len(batch.ids)
-        except Exception:
+        except Exception as error:
+            pass_on(error)
             size, records = 0, 1
         self._take("sketches", batch, size, records)
 
@@ -160,7 +162,8 @@ class Writer:
         """Take scalars and metrics of a step."""
         try:
             size, records = size_bytes(batch), len(batch.names)
-        except Exception:
+        except Exception as error:
+            pass_on(error)
             size, records = 0, 1
         self._take("numbers", batch, size, records)
 
@@ -172,7 +175,8 @@ class Writer:
         """Take what was newly seen of the graph."""
         try:
             records = graph_rows(part)
-        except Exception:
+        except Exception as error:
+            pass_on(error)
             records = 1
         self._take("graph", part, 200 * records, records)
 
@@ -185,7 +189,8 @@ class Writer:
         try:
             size = min(sum(v.size_bytes for v in values), self._limit_bytes)
             records = sum(v.rows for v in values)
-        except Exception:
+        except Exception as error:
+            pass_on(error)
             size, records = 0, 1
         if wait_s > 0 and self._is_ours():
             self._inbox.wait_for_room(size, wait_s)

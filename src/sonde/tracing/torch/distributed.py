@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from sonde._signals import pass_on
 from sonde.tracing.torch.tensor_ops import from_raw, map_tensors, plain, raw
 from sonde.tracing.values import ObjectCopy
 
@@ -47,7 +48,8 @@ class SharedStore:
     def delete(self, key: str) -> None:
         try:
             self._store.delete_key(key)
-        except (RuntimeError, NotImplementedError):
+        except (RuntimeError, NotImplementedError) as error:
+            pass_on(error)
             self._store.set(key, b"")  # a store that keeps all keys at least keeps no values
 
 

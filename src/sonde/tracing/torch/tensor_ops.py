@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sonde._signals import pass_on
 from sonde.kernels import c
 from sonde.kernels.torch import name_of
 from sonde.tracing.values import Flag, ObjectCopy
@@ -60,7 +61,8 @@ class TorchTensorOps:
     def version(self, tensor: Tensor) -> int | None:
         try:
             return tensor._version
-        except RuntimeError:  # of an inference tensor
+        except RuntimeError as error:  # of an inference tensor
+            pass_on(error)
             return None
 
     def copy(self, tensor: Tensor) -> Tensor:

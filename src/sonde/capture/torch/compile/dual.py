@@ -12,11 +12,12 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Final
 
 import torch
 from torch.fx import GraphModule, Node
+
+from sonde._signals import IGNORING
 
 Code = Callable[..., Any]
 Compiler = Callable[[GraphModule, Any], Code]
@@ -32,11 +33,11 @@ def both(compiler: Compiler, taps: frozenset[Any], is_heard: Callable[[], bool])
     def compile_both(graph: GraphModule, inputs: Any) -> Code:
         bare, plain = None, None
         kept: list[int] = []
-        with suppress(Exception):  # taps that are always there are no fault
+        with IGNORING:  # taps that are always there are no fault
             bare, kept = untapped(graph, taps)
         tapped = compiler(graph, inputs)
         if bare is not None:
-            with suppress(Exception):
+            with IGNORING:
                 plain = compiler(bare, [inputs[i] for i in kept])
         if plain is None:
             return tapped

@@ -16,7 +16,7 @@ import importlib.util
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from types import CodeType
 from typing import Any, Final, TypeVar
@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from sonde._signals import IGNORING, pass_on
 from sonde.capture.torch.compile import operators, recompile_limit
 from sonde.capture.torch.compile.dual import Compiler, both
 from sonde.capture.torch.compile.guards import hooks_of, unguard
@@ -93,7 +94,7 @@ class _Trace:
         not recorded."""
         owner.traced()
         if not self.owners:
-            with suppress(Exception):  # then taps are all that there is
+            with IGNORING:  # then taps are all that there is
                 output: Any = _translator().output
                 compiler = output.compiler_fn
                 if not owner.always and getattr(output, "package", None) is None:
@@ -106,13 +107,13 @@ class _Trace:
 
         @wraps(compiler)
         def finish(graph: GraphModule, inputs: Any) -> Any:
-            with suppress(Exception):  # then they are read twice
+            with IGNORING:  # then they are read twice
                 seen = [(known(), version, key) for known, version, key in self.keys.values()]
                 unchanged = [k for x, version, k in seen if x is not None and x._version == version]
                 for found in map(key_of, returned(graph, TAP, unchanged)):
                     if found is not None:
                         found.returned = True
-            with suppress(Exception):  # then they are looked at each time
+            with IGNORING:  # then they are looked at each time
                 unguard(output(), self._is_unguarded())
             with _rewriting(compiler):
                 return compiler(graph, inputs)
@@ -164,7 +165,7 @@ class _Trace:
 
 def _rewriting(compiler: Any) -> AbstractContextManager[Any]:
     if getattr(compiler, "_compiler_name", None) == "inductor":
-        with suppress(Exception):  # then they stay as they are
+        with IGNORING:  # then they stay as they are
             return rewriting()
     return nullcontext()
 
@@ -405,7 +406,8 @@ def _traced_tensor() -> Tensor | None:
     same tensor, of a higher version once it was written to. None if that cannot be told."""
     try:
         x = _traced("x").as_proxy().node.meta["example_value"]
-    except Exception:
+    except Exception as error:
+        pass_on(error)
         return None
     return x if isinstance(x, Tensor) and not x.is_inference() else None
 

@@ -13,7 +13,6 @@ they do exactly what they did. Everything that captures goes through them: `torc
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor, nn
 
+from sonde._signals import IGNORING
 from sonde.capture.torch.rows.host import DeviceRows, gated
 from sonde.capture.window import SiteGroup, Spot
 from sonde.kernels import torch as plain
@@ -78,7 +78,7 @@ class CudaGraphs:
         """Hear of no graph any more; those that there are write nothing."""
         _forget(self)
         for captured in self._known.values():
-            with contextlib.suppress(Exception):  # the device may be gone by now
+            with IGNORING:  # the device may be gone by now
                 _open(captured, False)
         self._known.clear()
 

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sonde._signals import pass_on
 from sonde.capture.torch.cuda.copies import HostCopies
 from sonde.metrics.model import Merge, OnHost, Reduce
 from sonde.metrics.names import Label
@@ -378,7 +379,8 @@ class SentNumbers:
             for one, places in zip(self._ready, self._places, strict=True):
                 try:
                     found += one.values([arrays[i] for i in places])
-                except Exception:
+                except Exception as error:
+                    pass_on(error)
                     found += [math.nan] * len(one.labels)
             self._values = found
         return self._values
@@ -435,7 +437,8 @@ def span_of(x: Tensor) -> Span:
         storage = x.untyped_storage()
         first = storage.data_ptr()
         return first, first + storage.nbytes()
-    except Exception:  # there is none to speak of: sparse, or a wrapper
+    except Exception as error:  # there is none to speak of: sparse, or a wrapper
+        pass_on(error)
         return 0, 1 << 63
 
 
@@ -444,7 +447,8 @@ def is_within(value: Any, span: Span) -> bool:
     if isinstance(value, Tensor):
         try:
             return span[0] <= value.data_ptr() < span[1]
-        except Exception:  # it does not say
+        except Exception as error:  # it does not say
+            pass_on(error)
             return True
     return not isinstance(value, numbers.Real)
 

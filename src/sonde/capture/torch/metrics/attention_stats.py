@@ -98,6 +98,7 @@ class AttentionStats:
             pending.raw = terms.of_logits(_in_heads(logits.detach(), tap))
 
     def failed(self, error: Exception) -> None:
+        self._capture.troubles.pass_on(error)
         self._is_off = True
         self._capture.troubles.failed("attention", error)
 

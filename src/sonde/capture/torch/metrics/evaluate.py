@@ -114,6 +114,7 @@ class Evaluator:
 
     def failed(self, name: str, where: str, error: BaseException) -> None:
         """Told once for a metric, however many places it fails at."""
+        self._capture.troubles.pass_on(error)
         if name not in self._failed:
             self._failed.add(name)
             self._capture.troubles.failed(f"metric {where}", error)

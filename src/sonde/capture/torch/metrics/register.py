@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from sonde._errors import SondeError
+from sonde._signals import pass_on
 from sonde.capture.plan import Every, Schedule, Selector, schedule_of, selector_of
 from sonde.capture.torch.metrics.attention_stats import AttentionStats
 from sonde.capture.torch.metrics.coordinate_check import CoordinateCheck
@@ -75,6 +76,7 @@ def _warn_of_nothing(observer: Observer, name: str, where: Any, wants: Selector 
     try:
         is_anywhere = wants is None or any(wants(path, module) for path, module in places)
     except Exception as error:
+        pass_on(error)
         raise SondeError(f"`where` of the metric `{name}` raised {error!r}.") from error
     if not is_anywhere:
         paths = [path for path, _ in structure.modules if path]
@@ -181,6 +183,7 @@ def _found(name: str) -> Callable[..., Any]:
         try:
             theirs: Callable[..., Any] = offered[name].load()
         except Exception as error:
+            pass_on(error)
             raise SondeError(f"The metric `{name}` cannot be loaded: {error!r}.") from error
         return theirs
     known = ", ".join(sorted({*BUILT_IN, *INSTRUMENTS, *offered}))
@@ -218,6 +221,7 @@ def _copied(model: nn.Module) -> nn.Module:
         with torch.no_grad():
             made = copy.deepcopy(model)
     except Exception as error:
+        pass_on(error)
         raise SondeError(
             f"The model cannot be copied: {error!r}. Give a reference yourself."
         ) from error

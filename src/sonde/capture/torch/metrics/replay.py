@@ -14,12 +14,12 @@ computed as before.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from sonde._signals import IGNORING, pass_on
 from sonde.capture.torch.metrics.isolation import Isolation
 
 MAX_BYTES: Final = 1 << 26
@@ -67,6 +67,7 @@ class Replays:
         try:
             return self._follow(name, compute, tensors, is_fit)
         except Exception as error:
+            pass_on(error)
             self._is_off = True
             self.forget()
             self._failed(error)
@@ -170,9 +171,10 @@ def _recorded(compute: Compute, tensors: Sequence[Tensor], pool: Any) -> _Recipe
                 finally:
                     graph.capture_end()
                 made = _Recipe(graph.replay, given, results, notes)
-            except Exception:
+            except Exception as error:
                 made = None
                 _recover(device, pool)
+                pass_on(error)
         here.wait_stream(side)
     return made
 
@@ -180,7 +182,7 @@ def _recorded(compute: Compute, tensors: Sequence[Tensor], pool: Any) -> _Recipe
 def _recover(device: torch.device, pool: Any) -> None:
     """After a recording that failed, torch takes memory and random numbers for being recorded
     still: stop the one, and set the other right by a recording that goes well."""
-    with suppress(Exception):  # it was not
+    with IGNORING:  # it was not
         torch._C._cuda_endAllocateToPool(device.index, pool)
     x = torch.zeros(1, device=device)
     graph: Any = super(torch.cuda.CUDAGraph, torch.cuda.CUDAGraph())

@@ -103,6 +103,7 @@ class Hyperparameters:
         try:
             act()
         except Exception as error:
+            capture.troubles.pass_on(error)
             self._is_off = True
             capture.troubles.failed("hyperparameters", error)
         finally:

@@ -144,6 +144,7 @@ class Optimizers:
             else:
                 self.meter.mark(is_recorded=capture.recording)
         except Exception as error:
+            capture.troubles.pass_on(error)
             self.meter = None
             capture.troubles.failed("time on the device", error)
 

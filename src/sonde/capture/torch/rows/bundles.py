@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sonde._signals import pass_on
 from sonde.capture.torch.rows.host import DeviceRows, TensorCopies
 from sonde.capture.window import SiteGroup, Spot
 
@@ -83,7 +84,8 @@ class TensorBundle:
                 list(map(Tensor.stride, here)),
                 [x.dtype for x in here],
             )
-        except (AttributeError, RuntimeError, TypeError):  # one lies nowhere
+        except (AttributeError, RuntimeError, TypeError) as error:  # one lies nowhere
+            pass_on(error)
             now = None
         if now is not None and now == self._last:
             return True
