@@ -66,7 +66,6 @@ class Training:
     lives: int = 0
     promised: int = -1
     excused: set[int] = field(default_factory=set)
-    untraced: set[int] = field(default_factory=set)
     history: list[tuple[str, int, int]] = field(default_factory=list)
     lost: int = 0
     hung: int = 0
@@ -122,8 +121,6 @@ class Training:
         self.history.append((signal.Signals(how).name, self.promised, last))
         # Of the steps of the last flush interval some tables may be there and others not.
         self.excused.update(range(self.promised + 1, last + 1))
-        if how == signal.SIGKILL:  # a trace holds the values of a step until the next one begins
-            self.untraced.add(self.promised)
 
     def said(self) -> str:
         return b"".join(self._errors).decode("utf-8", "replace")
@@ -207,7 +204,7 @@ class Samples:
         return found
 
 
-def check(folder: Path, name: str, excused: set[int], untraced: set[int]) -> dict[str, int]:
+def check(folder: Path, name: str, excused: set[int]) -> dict[str, int]:
     """Count what is missing, wrong or there twice. Steps just before a kill may lack something."""
     found = {"steps": 0, "missing": 0, "wrong": 0, "twice": 0, "damaged": 0}
     expected = "(1 + (step % 97) / 8.0)"
@@ -221,7 +218,7 @@ def check(folder: Path, name: str, excused: set[int], untraced: set[int]) -> dic
         _count(found, "loss", run.sql(query), excused)
         traced = run.trace("layers.0.forward.kept")
         steps = traced.iterations
-        _count_steps(found, "the trace", steps, excused | untraced)
+        _count_steps(found, "the trace", steps, excused)
         for i in random.Random(0).sample(range(len(steps)), min(len(steps), 500)):
             found["wrong"] += not (traced.values[i] == 2 * value(steps[i])).all()
     return found
@@ -315,7 +312,7 @@ def _report(
 ) -> tuple[list[list], bool]:
     rows: list[list] = []
     for training in (steady, killed):
-        found = check(folder, training.name, training.excused, training.untraced)
+        found = check(folder, training.name, training.excused)
         if found["missing"]:
             print(f"ends, promised and last steps: {training.history}", file=sys.stderr)
         bad = {k: found[k] for k in ("missing", "wrong", "twice", "damaged")}
@@ -341,6 +338,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="a CSV file for the report")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
+    # A shell starts background jobs without Ctrl-C, and so would they start the trainings.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="sonde-soak-") as folder:
         rows, is_well = soak(Path(folder), arguments.minutes, arguments.seed, arguments.sample_s)
     print(f"{'':10} {'':24} {'early':>9} {'late':>9} {'highest':>9}")
