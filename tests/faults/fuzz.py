@@ -2,7 +2,9 @@
 
 Every kind of file of a run is mutated in turn, by bytes and by structure, once as damage would
 (checksums then wrong) and once as a forger would (checksums right). A process of its own opens the
-run and asks it everything. What must hold of each:
+run and asks it for rows, and for some of what else can be asked, chosen by chance; of runs whose
+mutated files are all refused at once, it asks one in ten. Up to four files of the kind are mutated
+for one such reading; each counts as a mutation. What must hold:
 
 * it neither crashes nor hangs, and takes less than 2 GB of memory;
 * only errors of ours come out;
@@ -15,6 +17,7 @@ The same seed makes the same mutations. The report at the end names each failure
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -128,9 +131,15 @@ def mutated_rows(rows: pa.Table, rng: random.Random) -> pa.Table:
     return forging.set_column(rows, name, put(rng.choice((0, -1, 2**bits - 1, -(2**bits)))))
 
 
-def mutate(path: Path, kind: str, rng: random.Random, *, forged: bool) -> str:
-    """Change one file of the run; its name, relative to the run."""
-    file = rng.choice(files_of(path, kind))
+def mutate_some(path: Path, kind: str, rng: random.Random, *, forged: bool) -> list[str]:
+    """Change one to four files of the kind; their names as they are now, "" if one is the same."""
+    files = files_of(path, kind)
+    chosen = rng.sample(files, min(rng.randint(1, 4), len(files)))
+    return [mutate(path, file, kind, rng, forged=forged) for file in chosen]
+
+
+def mutate(path: Path, file: Path, kind: str, rng: random.Random, *, forged: bool) -> str:
+    """Change a file of the run; its name, relative to the run."""
     data = file.read_bytes()
     file.unlink()  # it is a link to the original
     file.write_bytes(data)
@@ -173,13 +182,15 @@ def files_of(path: Path, kind: str) -> list[Path]:
 
 def questions(run):
     """Everything that can be asked, by name. Each gives rows that can be compared, or None."""
+    from sonde.views import ids
     from sonde.views.answers import ANSWERS
     from sonde.views.questions import parse
     from sonde.views.routes import ROUTES
     from sonde.views.runs.opened_run import OpenedRun
 
     subject = OpenedRun(run, "run")
-    asked = {"module": ".", "q": "h", "site": "h.0/output/0", "variable": "h.0.forward.q"}
+    site = ids.of_name("h.0/output/0")
+    asked = {"run": "run", "module": "h.0", "q": "h", "site": site, "variable": "h.0.forward.q"}
 
     def view(name):
         question = ROUTES[name].question
@@ -219,20 +230,39 @@ def questions(run):
     }
 
 
-def answers(run) -> tuple[dict[str, set[str]], list[str]]:
-    """Rows by question, and errors that are none of ours."""
-    found, foreign = {}, []
-    for name, ask in questions(run).items():
+ROWS = ("records", "numbers", "values")
+"""Questions whose rows are compared."""
+
+BESIDES = 2
+"""How many other questions one reading asks."""
+
+REFUSED = 0.1
+"""Of the readings in which every mutated file is refused when the run is opened, the share that
+goes on to questions. What is not refused is always asked about."""
+
+
+def chosen(run, kind: str, rng: random.Random) -> dict:
+    """A few questions in any order: for the rows of the kind, for some others, and besides."""
+    found = questions(run)
+    others = rng.sample([name for name in found if name not in ROWS], BESIDES)
+    names = {OWN.get(kind, "records"), rng.choice(ROWS), *others}
+    return {name: found[name] for name in rng.sample(sorted(names), len(names))}
+
+
+def answers(asked: dict) -> tuple[dict[str, set[str]], list[str], list[str]]:
+    """Rows by question, errors that are none of ours, and questions that were refused."""
+    found, foreign, refused = {}, [], []
+    for name, ask in asked.items():
         try:
             rows = ask()
-        except SondeError:
-            continue
+        except SondeError as error:
+            refused.append(f"{name}: {error}")
         except BaseException:
             foreign.append(f"{name}: {traceback.format_exc(limit=-3)}")
         else:
             if rows is not None:
                 found[name] = set(map(repr, rows))
-    return found, foreign
+    return found, foreign, refused
 
 
 OWN = {
@@ -247,7 +277,7 @@ OWN = {
 """Which rows a file of a kind holds."""
 
 
-def judge(path: Path, kind: str, changed: str, right: dict[str, set[str]], *, forged: bool):
+def judge(path, kind, changed: list[str], right: dict[str, set[str]], rng, *, forged: bool):
     """What is wrong with how the run is read, as texts."""
     wrong = []
     try:
@@ -255,21 +285,26 @@ def judge(path: Path, kind: str, changed: str, right: dict[str, set[str]], *, fo
     except SondeError:
         return wrong
     with run:
-        found, wrong = answers(run)
-        if forged and run.damaged:
-            found, _ = answers(run)  # what was found at fault on the way is left out now
+        if {d.file for d in run.damaged}.issuperset(changed) and rng.random() > REFUSED:
+            return wrong  # each is left out before anything is asked, for whatever is asked
+        asked = chosen(run, kind, rng)
+        found, wrong, _ = answers(asked)
+        if forged and run.damaged:  # what was found at fault on the way is left out now
+            found, more, _ = answers({name: asked[name] for name in ROWS if name in asked})
+            wrong += more
         named = {d.file for d in run.damaged}
         if not forged:
             for name, rows in found.items():
                 if not rows <= right[name]:
                     wrong.append(f"{name}: a wrong number, {sorted(rows - right[name])[:2]}")
-            if changed and kind != "tensors" and not named and found != right:
+            is_whole = found == {name: right[name] for name in found}
+            if any(changed) and kind != "tensors" and not named and not is_whole:
                 wrong.append("something is missing and nothing is named as damaged")
         elif kind in {*SEGMENTS, "tensors"}:
             for name, rows in found.items():
                 if name != OWN.get(kind) and rows != right[name]:
                     wrong.append(f"{name}: changed by a file that holds none of it")
-                elif changed in named and not rows <= right[name]:
+                elif named.issuperset(changed) and not rows <= right[name]:
                     wrong.append(f"{name}: a wrong number, {sorted(rows - right[name])[:2]}")
     return wrong
 
@@ -281,21 +316,21 @@ def serve(base: Path) -> None:
     """Judge one mutation per line of standard input, for as long as there are any."""
     warnings.simplefilter("ignore")
     with open_run(base, frame="arrow") as run:
-        right, foreign = answers(run)
-    assert not foreign, foreign
+        right, foreign, refused = answers(questions(run))
+    assert not foreign + refused, "a whole run answers everything"
     with tempfile.TemporaryDirectory(prefix="fuzz-") as scratch:
         for line in sys.stdin:
             case = json.loads(line)
             path = Path(scratch) / "run"
             shutil.copytree(base, path, copy_function=os.link)
             rng = random.Random(f"{case['seed']} {case['kind']} {case['n']} {case['forged']}")
-            changed = mutate(path, case["kind"], rng, forged=case["forged"])
-            wrong = judge(path, case["kind"], changed, right, forged=case["forged"])
+            changed = mutate_some(path, case["kind"], rng, forged=case["forged"])
+            wrong = judge(path, case["kind"], changed, right, rng, forged=case["forged"])
             peak = peak_bytes()
             if peak > MEMORY_BYTES:
                 wrong.append(f"takes {peak >> 20} MB of memory")
             shutil.rmtree(path)
-            print(json.dumps({"wrong": wrong, "peak": peak, "file": changed}), flush=True)
+            print(json.dumps({"wrong": wrong, "peak": peak, "files": changed}), flush=True)
             if peak > MEMORY_BYTES:
                 return
 
@@ -330,11 +365,11 @@ class Judge:
         self.process.stdin.flush()
         if not select.select([self.process.stdout], [], [], HANG_S)[0]:
             self.close()
-            return {"wrong": [f"hangs: still at it after {HANG_S:.0f} s"], "peak": 0, "file": ""}
+            return {"wrong": [f"hangs: still at it after {HANG_S:.0f} s"], "peak": 0, "files": [""]}
         line = self.process.stdout.readline()
         if not line:
             code = self.process.wait()
-            return {"wrong": [f"crashes: exit code {code}"], "peak": 0, "file": ""}
+            return {"wrong": [f"crashes: exit code {code}"], "peak": 0, "files": [""]}
         return json.loads(line)
 
     def close(self) -> None:
@@ -347,32 +382,44 @@ class Judge:
 def campaign(base: Path, *, mutations: int, seed: int = 0, kinds=KINDS, first=0, say=None) -> dict:
     """Mutate each kind of file so many times, half of them forged. What was found."""
     judge_ = Judge(base)
-    failures, counts, peak = [], Counter(), 0
+    failures, counts, peak, forged = [], Counter(), 0, 0
     try:
         for kind in kinds:
             began = time.monotonic()
-            for n in range(first, first + mutations):
+            for n in itertools.count(first):
                 case = {"seed": seed, "kind": kind, "n": n, "forged": bool(n % 2)}
                 found = judge_.ask(case)
-                counts[kind] += 1
+                counts[kind] += len(found["files"])
+                forged += case["forged"] * len(found["files"])
                 peak = max(peak, found["peak"])
-                failures += [{**case, "file": found["file"], "wrong": w} for w in found["wrong"]]
+                failures += [{**case, "files": found["files"], "wrong": w} for w in found["wrong"]]
+                if say is not None and (n + 1 - first) % 100 == 0:
+                    say(f"{kind:14} {counts[kind]:6} mutations, {len(failures)} failures so far")
+                if counts[kind] >= mutations:
+                    break
             if say is not None:
                 bad = sum(f["kind"] == kind for f in failures)
                 took = time.monotonic() - began
                 say(f"{kind:14} {counts[kind]:6} mutations  {bad:4} failures  {took:6.0f} s")
     finally:
         judge_.close()
-    return {"mutations": sum(counts.values()), "failures": failures, "peak_bytes": peak}
+    return {
+        "mutations": dict(counts),
+        "forged": forged,
+        "failures": failures,
+        "peak_bytes": peak,
+    }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--mutations", type=int, default=2000, help="of each kind of file")
+    parser.add_argument(
+        "--mutations", type=int, default=2000, help="of each kind of file, at least"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--first", type=int, default=0, help="number of the first mutation")
+    parser.add_argument("--first", type=int, default=0, help="number of the first reading")
     parser.add_argument("--kinds", nargs="*", default=KINDS, choices=KINDS)
     parser.add_argument("--serve", metavar="RUN", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -393,11 +440,12 @@ def main() -> int:
     for failure in found["failures"][:50]:
         print(
             f"\n--kinds {failure['kind']} --seed {failure['seed']} --first {failure['n']} "
-            f"--mutations 1  ({'forged, ' if failure['forged'] else ''}{failure['file']})\n"
+            f"--mutations 1  ({'forged, ' if failure['forged'] else ''}{failure['files']})\n"
             f"{failure['wrong']}"
         )
     print(
-        f"\n{found['mutations']} mutations, {len(found['failures'])} failures, "
+        f"\n{sum(found['mutations'].values())} mutations, {found['forged']} of them with the right "
+        f"checksum, {len(found['failures'])} failures, "
         f"at most {found['peak_bytes'] >> 20} MB of memory"
     )
     return 1 if found["failures"] else 0
