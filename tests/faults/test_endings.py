@@ -17,6 +17,7 @@ def step():
     watch.step()
 """
 
+# One more is one more line. Without `with`, Python does not keep what `sys.exit` was called with.
 ENDINGS = {
     "a crash": ("step(); raise ValueError('boom')", "failed", "failed: ValueError: boom", 1),
     "a crash with a hook of the user's": (
@@ -26,6 +27,13 @@ ENDINGS = {
         1,
     ),
     "an interrupt": ("step(); raise KeyboardInterrupt", "finished", "interrupted", None),
+    "exit 3": ("step(); sys.exit(3)", "finished", "exited", 3),
+    "with: exit 3": (
+        "\nwith watch:\n    step(); sys.exit(3)",
+        "failed",
+        "failed: SystemExit: 3",
+        3,
+    ),
     "with: exit 0": ("\nwith watch:\n    step(); sys.exit(0)", "finished", "exited", 0),
 }
 
