@@ -2,6 +2,10 @@
 
 import logging
 import os
+import re
+import signal
+import subprocess
+import sys
 from contextlib import contextmanager
 
 import pytest
@@ -118,6 +122,43 @@ def flushing():
         watch.flush()
 
     return flushed
+
+
+@pytest.fixture
+def run_document(tmp_path):
+    """To be called with a document: runs its Python code from top to bottom, in an empty folder."""
+
+    def run(document, *, blocks):
+        found = re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
+        assert len(found) >= blocks
+        script = tmp_path / "document.py"
+        script.write_text("\n".join(found))
+        done = subprocess.run(
+            [sys.executable, "-W", "error::UserWarning", script],
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return tmp_path
+
+    return run
+
+
+@pytest.fixture
+def ends():
+    """A question that never ends fails here instead of stopping the suite."""
+
+    def fail(*_):
+        raise AssertionError("still at it after two minutes")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(120)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(autouse=True)

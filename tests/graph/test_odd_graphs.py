@@ -1,6 +1,5 @@
 """Graphs of a stranger's run: whatever the rows say, every question about them ends."""
 
-import signal
 from itertools import pairwise
 
 import pytest
@@ -9,6 +8,8 @@ from sonde._errors import SondeError
 from sonde.graph.folding import Folder, ModuleTree
 from sonde.graph.model import Graph
 from sonde.record import GraphEdge, GraphModule, GraphNode, GraphPart
+
+pytestmark = pytest.mark.usefixtures("ends")
 
 
 def call(id, parent, module=None, kind="module", n=0):
@@ -32,20 +33,6 @@ HOSTILE_GRAPHS = {
     "all alike": [call(f"h.{i}", "") for i in range(3000)],
 }
 """Nodes by what is wrong with them. One more is one more line."""
-
-
-@pytest.fixture(autouse=True)
-def ends():
-    """A question that never ends fails here instead of stopping the suite."""
-
-    def fail(*_):
-        raise AssertionError("still at it after two minutes")
-
-    before = signal.signal(signal.SIGALRM, fail)
-    signal.alarm(120)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("name", HOSTILE_GRAPHS)

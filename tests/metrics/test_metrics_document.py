@@ -1,9 +1,6 @@
 """The document about metrics tells the truth: its code runs, and its tables name what there is."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 from sonde.capture.torch.metrics.register import INSTRUMENTS
@@ -13,21 +10,9 @@ from sonde.metrics.torch.functions import BUILT_IN
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
-def test_code_in_the_document_runs_in_order(tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-    assert len(blocks) >= 7
-    script = tmp_path / "document.py"
-    script.write_text("\n".join(blocks))
-    done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", script],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "flat.h5").exists()
+def test_code_in_the_document_runs_in_order(run_document):
+    folder = run_document(DOCUMENT, blocks=7)
+    assert (folder / "flat.h5").exists()
 
 
 def test_all_that_comes_with_sonde_is_named():

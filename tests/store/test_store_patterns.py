@@ -2,7 +2,6 @@
 
 import fnmatch
 import re
-import signal
 
 import pytest
 from hypothesis import given
@@ -13,6 +12,8 @@ from sonde.record import Site
 from sonde.store import patterns
 from sonde.store.reading import traces
 from sonde.store.reading.catalogue import Catalogue
+
+pytestmark = pytest.mark.usefixtures("ends")
 
 LONG = "a" * 60
 
@@ -38,18 +39,6 @@ HOSTILE_NAMES = [
     "\udcff",
     "a\x00b",
 ]
-
-
-@pytest.fixture(autouse=True)
-def ends():
-    def fail(*_):
-        raise AssertionError("still at it after a minute")
-
-    before = signal.signal(signal.SIGALRM, fail)
-    signal.alarm(60)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("kind", HOSTILE_PATTERNS)

@@ -1,6 +1,5 @@
 """The document about tracing tells the truth: its code runs, and its paths are paths."""
 
-import os
 import re
 import subprocess
 import sys
@@ -11,24 +10,12 @@ from sonde.tracing import paths
 DOCUMENT = Path(__file__).parents[2] / "docs" / "trace.md"
 
 
-def test_code_in_the_document_runs_in_order(tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-    assert len(blocks) >= 5
-    script = tmp_path / "document.py"
-    script.write_text("\n".join(blocks))
-    done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", script],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "values.h5").exists()
+def test_code_in_the_document_runs_in_order(run_document):
+    folder = run_document(DOCUMENT, blocks=5)
+    assert (folder / "values.h5").exists()
     shown = subprocess.run(
         [sys.executable, "-m", "sonde", "trace", "show", "runs/traced", "layers.0.forward"],
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
         check=True,

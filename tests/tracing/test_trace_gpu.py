@@ -1,6 +1,5 @@
 """Traced tensors on a CUDA device: right values, and the training thread never waits for them."""
 
-
 import pytest
 import torch
 from torch import nn
