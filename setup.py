@@ -3,6 +3,7 @@
 Both extensions are optional: where they cannot be compiled the install goes on without them.
 """
 
+import runpy
 import sysconfig
 from pathlib import Path
 
@@ -10,6 +11,10 @@ from setuptools import Extension, setup
 
 # One binary for all Pythons from 3.11 on; Python without a GIL has no such thing yet.
 LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")
+PYTHONS = [("Py_LIMITED_API", "0x030B0000")] if LIMITED else []
+
+# What the extensions are built from: an older one is refused when it is imported.
+STAMP = runpy.run_path("src/sonde/_built.py")["stamp_of"]("src/sonde")
 
 
 def extension(name: str, folder: str) -> Extension:
@@ -18,9 +23,9 @@ def extension(name: str, folder: str) -> Extension:
     return Extension(
         name,
         sources=sorted(str(path) for path in sources.glob("*.c")),
-        depends=sorted(str(path) for path in Path("src").rglob("*.h")),
+        depends=sorted(str(path) for path in Path("src").rglob("*.[ch]")),
         extra_compile_args=["-O3", "-std=gnu11", "-fvisibility=hidden", "-Wall", "-Wextra"],
-        define_macros=[("Py_LIMITED_API", "0x030B0000")] if LIMITED else [],
+        define_macros=[("SONDE_SOURCES", f'"{STAMP}"'), *PYTHONS],
         py_limited_api=LIMITED,
         optional=True,
     )

@@ -5,6 +5,7 @@ from weakref import ref
 
 MOST_PLACES: int
 MOST_TOGETHER: int
+SOURCES: str
 
 def use_number(number: int, /) -> None: ...
 

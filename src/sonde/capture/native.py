@@ -35,6 +35,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+from sonde._built import refuse_stale
+
 __all__ = [
     "AVAILABLE",
     "MOST_PLACES",
@@ -52,6 +54,9 @@ __all__ = [
 ]
 
 try:
+    from sonde.capture import _native
+
+    refuse_stale(_native)
     from sonde.capture._native import (
         MOST_PLACES,
         MOST_TOGETHER,
@@ -66,7 +71,7 @@ try:
         Seen,
         use_number,
     )
-except ImportError:  # built without a compiler
+except ImportError:  # built without a compiler, or from other sources
     AVAILABLE = False
 else:
     AVAILABLE = True

@@ -1,5 +1,7 @@
 # The C extension; `c.py` says what each entry does. Everything is positional.
 
+SOURCES: str
+
 def add(row: int, data: int, n: int, dtype: int, repeat: int, threads: int, /) -> None: ...
 def add_strided(
     row: int,

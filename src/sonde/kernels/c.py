@@ -46,11 +46,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sonde._built import refuse_stale
 from sonde.kernels.layout import WORDS, Table
 from sonde.record import COUNTS, EXTREMA, SUMS, Sketches
 
 try:
     from sonde.kernels import _c
+
+    refuse_stale(_c)
     from sonde.kernels._c import (
         add,
         add_copy,
@@ -66,7 +69,7 @@ try:
         thread_runtime,
         use_path,
     )
-except ImportError:  # built without a compiler
+except ImportError:  # built without a compiler, or from other sources
     _AVAILABLE = False
 else:
     _AVAILABLE = True

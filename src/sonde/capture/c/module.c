@@ -493,7 +493,8 @@ static int begin(PyObject *module)
                add_type(module, &point_spec, &point_type) &&
                add_type(module, &bunch_spec, &bunch_type) &&
                PyModule_AddIntMacro(module, MOST_PLACES) == 0 &&
-               PyModule_AddIntMacro(module, MOST_TOGETHER) == 0;
+               PyModule_AddIntMacro(module, MOST_TOGETHER) == 0 &&
+               PyModule_AddStringConstant(module, "SOURCES", SONDE_SOURCES) == 0;
     return well ? 0 : -1;
 }
 

@@ -331,7 +331,13 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static int fill(PyObject *module)
+{
+    return PyModule_AddStringConstant(module, "SOURCES", SONDE_SOURCES);
+}
+
 static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, fill},
 #ifdef Py_GIL_DISABLED
     {Py_mod_gil, Py_MOD_GIL_NOT_USED}, /* rows belong to the caller; nothing else is written */
 #endif
