@@ -90,5 +90,10 @@ def told():
 
 @pytest.fixture
 def asked():
-    """Options that select all there is, and histograms of one branch."""
-    return {"stats": STATS, "max_series": 1000, "histograms": ["aside*"], "batch_s": 0.05}
+    """Options that select all there is, and some histograms."""
+    return {
+        "stats": STATS,
+        "max_series": 1000,
+        "histograms": ["aside*", "layers.0*"],
+        "batch_s": 0.05,
+    }

@@ -7,6 +7,7 @@ from sonde.sinks.sink import Sink as Sink
 from sonde.sinks.sink import SinkOptions as SinkOptions
 from sonde.sinks.sink import WatchedRun as WatchedRun
 from sonde.sinks.tensorboard import TensorBoard as TensorBoard
+from sonde.sinks.wandb import WandB as WandB
 
 __all__ = [
     "Callback",
@@ -15,5 +16,6 @@ __all__ = [
     "Sink",
     "SinkOptions",
     "TensorBoard",
+    "WandB",
     "WatchedRun",
 ]

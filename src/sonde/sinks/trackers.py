@@ -10,6 +10,7 @@ from sonde.sinks.sink import Sink
 
 TRACKERS: Final = {
     "tensorboard": "TensorBoard",
+    "wandb": "WandB",
 }
 """The class of each, in the module of that name."""
 
