@@ -7,14 +7,15 @@ On a GPU: the model and step of `gpu_overhead.py`; else: the transformer of `son
     eager      all kinds of tensors are watched
     metrics    the ten metrics of `gpu_metrics.py` and attention too; GPU only
     compiled   as `eager`, under `torch.compile`; one copy of the model for each part that is in the
-               compiled code, since code is made once
+               compiled code, since code is made once; that takes some 25 s each time on a GPU, and
+               comes on top of `--minutes`
 
 A block of steps with everything is followed by one without a part, then again one with everything,
 and so on through all parts, round after round until the time is up. A part gives how much longer a
 step takes without it, in percent of a step with it: of a block without it to the mean of the blocks
 before and after. Told is the median, with the interval in which it lies at a confidence of 95 %, by
-resampling. `control` is a block with everything, of another copy of the model where parts have one:
-it should give nothing. `cpu` columns are the same for the processor time of the whole process, its
+resampling. `control` is a block with everything, on a CPU also one of another copy of the model: it
+should give nothing. `cpu` columns are the same for the processor time of the whole process, its
 background thread included: they say more where the machine is busy.
 
 A part is switched off where its user calls it, from here: the product has no option for that. Parts
@@ -108,17 +109,18 @@ class Part:
     cases: tuple[str, ...]
     door: Door
     is_compiled: bool = False
-    needs_gpu: bool = False
+    needs_gpu: bool | None = None
 
 
 PARTS = (
-    Part("control", ("eager", "metrics"), nullcontext),
+    Part("control", ("eager", "metrics", "compiled"), nullcontext),
     Part("native path", ("eager", "metrics", "compiled"), without_native()),
     Part("native path of module hooks", ("eager",), without_native(gradients_too=False)),
     Part("native path of gradient hooks", ("eager",), without_native(hooks_too=False)),
     Part("launches from C", ("eager",), without_c_launches, needs_gpu=True),
     Part("replays", ("metrics",), lambda: replaced((replay.Replays, "follow", nothing))),
-    Part("control copy", ("compiled",), nullcontext, is_compiled=True),
+    # On a CPU two copies differ by where they lie in memory.
+    Part("control copy", ("compiled",), nullcontext, is_compiled=True, needs_gpu=False),
     Part(
         "gathering",
         ("compiled",),
@@ -233,7 +235,7 @@ def main() -> None:
                 part
                 for part in PARTS
                 if case in part.cases
-                and (ON_GPU or not part.needs_gpu)
+                and part.needs_gpu in (None, ON_GPU)
                 and (part.name in (asked.part or [part.name]) or part.name.startswith("control"))
             ]
             for row in measure(case, parts, folder, seconds):
