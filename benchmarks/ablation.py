@@ -46,7 +46,7 @@ from torch.nn import functional
 import gpu_metrics
 import gpu_overhead
 import sonde
-from sonde.capture.torch import capture
+from sonde.capture.torch import steps as state_machine
 from sonde.capture.torch.compile import hooks, rewriting
 from sonde.capture.torch.metrics import replay
 from sonde.capture.torch.rows import cuda as cuda_rows
@@ -88,14 +88,14 @@ def nothing(*_: object, **__: object) -> None: ...
 
 def without_native(*, hooks_too: bool = True, gradients_too: bool = True) -> Door:
     """Hooks take the way through Python: on modules and in compiled code, on gradients, or both."""
-    settle = capture.settle
+    settle = state_machine.settle
 
     def settle_less(path, *args) -> None:
         settle(path, *args)
         path.live &= not hooks_too
         path.hears_gradients &= not gradients_too
 
-    return lambda: replaced((capture, "settle", settle_less))
+    return lambda: replaced((state_machine, "settle", settle_less))
 
 
 def without_c_launches() -> AbstractContextManager[None]:
