@@ -22,7 +22,7 @@ NODE := $(shell node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 :
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check web types page format bench fuzz soak system clean
+.PHONY: help demo test check web types page format bench fuzz matrix soak system clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ bench: $(BENCH_VENV)/ready ## measure; results go to benchmarks/results (quiet m
 
 fuzz: $(VENV)/ready ## mutate every kind of file of a run 2,000 times (ARGS="--mutations 50" for a short one)
 	PYTHONPATH=tests/store $(BIN)/python tests/faults/fuzz.py $(ARGS)
+
+matrix: $(VENV)/ready ## run the tests of capture with torch 2.11, 2.13 and the newest; writes docs/torch_versions.md
+	$(BIN)/python benchmarks/matrix.py $(ARGS)
 
 soak: $(VENV)/ready ## train, kill, resume, trace, view and compact for MINUTES (10); fails if anything is lost or grows
 	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) $(ARGS)

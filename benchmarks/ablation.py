@@ -46,8 +46,9 @@ from torch.nn import functional
 import gpu_metrics
 import gpu_overhead
 import sonde
+from sonde._torch_internals import tracing
 from sonde.capture.torch import steps as state_machine
-from sonde.capture.torch.compile import hooks, rewriting
+from sonde.capture.torch.compile import graph_passes, hooks
 from sonde.capture.torch.metrics import replay
 from sonde.capture.torch.rows import cuda as cuda_rows
 from sonde.demo.scenarios import HEALTHY
@@ -124,13 +125,13 @@ PARTS = (
     Part(
         "gathering",
         ("compiled",),
-        lambda: replaced((rewriting, "gather", nothing)),
+        lambda: replaced((graph_passes, "gather", nothing)),
         is_compiled=True,
     ),
     Part(
         "narrowing",
         ("compiled",),
-        lambda: replaced((rewriting, "narrow", nothing)),
+        lambda: replaced((graph_passes, "narrow", nothing)),
         is_compiled=True,
         needs_gpu=True,  # where the step is under autocast
     ),
@@ -143,7 +144,7 @@ PARTS = (
     Part(
         "hook-guard dropping",
         ("compiled",),
-        lambda: replaced((hooks, "unguard", nothing)),
+        lambda: replaced((tracing, "drop_hook_guards", nothing)),
         is_compiled=True,
     ),
 )

@@ -14,8 +14,8 @@ from torch.fx import Graph
 
 from sonde.capture.native import MOST_TOGETHER, Book, Bunch, Place, Point, Row
 from sonde.capture.torch.capture import Capture
-from sonde.capture.torch.compile import rewriting
-from sonde.capture.torch.compile.gathering import TapIdentity, gather
+from sonde.capture.torch.compile import graph_passes
+from sonde.capture.torch.compile.graph_passes import TapIdentity, gather
 from sonde.capture.torch.compile.hooks import TRACES_HOOKS
 from sonde.capture.torch.compile.operators import TAP, TAPS
 from sonde.capture.torch.passes import native_path
@@ -208,12 +208,12 @@ def test_what_is_recorded_is_the_same_gathered_and_not(watching, monkeypatch):
         gather(graph, *args, grads=grads)
         several[grads] += [len(n.args[1]) for n in graph.nodes if n.target is TAPS]
 
-    monkeypatch.setattr(rewriting, "gather", gathers)
+    monkeypatch.setattr(graph_passes, "gather", gathers)
     together = _recorded(watching)
     assert max(several[False]) >= 4
     assert max(several[True], default=0) >= 2 or not TRACES_HOOKS
     torch._dynamo.reset()
-    monkeypatch.setattr(rewriting, "gather", lambda *_, grads: None)
+    monkeypatch.setattr(graph_passes, "gather", lambda *_, grads: None)
     apart = _recorded(watching)
     assert together.steps == apart.steps
     for step in range(3):

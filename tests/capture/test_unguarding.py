@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from sonde.capture.torch.compile import hooks
-from sonde.capture.torch.compile.guards import hooked, unguard
+from sonde._torch_internals import tracing
+from sonde._torch_internals.tracing import drop_hook_guards, hooked
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -41,17 +41,16 @@ def counted(monkeypatch):
     """Through the hooks of which modules guards lead, before and after."""
     found = []
 
-    def look(output):
-        sources = map(hooked, (g.originating_source for g in output.guards.inner))
-        scope = {"G": output.root_tx.f_globals, "L": output.root_tx.f_locals}
+    def look(guards, scope):
+        sources = map(hooked, (g.originating_source for g in guards.inner))
         return [s.get_value(scope, {}, {}) for s in sources if s is not None]
 
-    def unguarded(output, is_fixed):
-        before = look(output)
-        unguard(output, is_fixed)
-        found.append((before, look(output)))
+    def dropped(guards, scope, is_fixed):
+        before = look(guards, scope)
+        drop_hook_guards(guards, scope, is_fixed)
+        found.append((before, look(guards, scope)))
 
-    monkeypatch.setattr(hooks, "unguard", unguarded)
+    monkeypatch.setattr(tracing, "drop_hook_guards", dropped)
     return found
 
 

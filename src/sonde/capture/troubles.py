@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from sonde._signals import pass_on
@@ -24,6 +24,7 @@ class Troubles:
         self.failures: dict[tuple[str, str], int] = {}
         self.silent_steps = 0
         self._limits: set[str] = set()
+        self._absent: set[str] = set()
         self._drain = drain
         self._strict = strict
 
@@ -87,6 +88,14 @@ class Troubles:
         )
         self.skip("compiled code", text)
         _say(text)
+
+    def absent(self, texts: Iterable[str]) -> None:
+        """Names that this version of the framework lacks, and what is left out without them."""
+        for text in texts:
+            if text not in self._absent:
+                self._absent.add(text)
+                self.tell("left_out", text, level="warning")
+                _say(text)
 
     def tell(self, code: str, message: str, *, where: str = "", level: Level = "info") -> None:
         """Put an event about the recording into the run."""

@@ -15,11 +15,16 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
+from sonde._torch_internals.tensors import (
+    is_wrapped,
+    outside_transforms,
+    stands_for_zeros,
+    transform_level,
+    unwrapped,
+)
 from sonde.kernels.layout import HEADER
 from sonde.record import N_BINS
 
-_functorch: Final = torch._C._functorch
-_current_level: Final = _functorch.maybe_current_level
 _STRIDED: Final = torch.strided
 
 _CHUNK: Final = 1 << 22
@@ -61,7 +66,7 @@ def readable(x: Tensor) -> Readable:
     """
     if is_plain(x):
         return Readable(x, 1, 0) if x.is_contiguous() else _without_expansion(x)
-    with torch.no_grad(), torch._C._DisableFuncTorch():
+    with torch.no_grad(), outside_transforms():
         return _unusual(x)
 
 
@@ -74,8 +79,8 @@ def is_plain(x: Tensor) -> bool:
         and not x.is_meta
         and not x.is_nested
         and not x.is_neg()
-        and not x._is_zerotensor()
-        and _current_level() is None
+        and not stands_for_zeros(x)
+        and transform_level() is None
     )
 
 
@@ -104,7 +109,7 @@ def add(table: Tensor, row: int, x: Tensor) -> None:
     `x` may be any tensor for which `readable` does not raise.
     """
     values, repeat, zeros = readable(x)
-    with torch.no_grad(), torch._C._DisableFuncTorch():
+    with torch.no_grad(), outside_transforms():
         flat = values.detach().reshape(-1)
         for chunk in flat.split(_CHUNK) if flat.numel() > _CHUNK else (flat,):
             if chunk.numel():
@@ -177,8 +182,8 @@ _WIDENED: Final = frozenset({getattr(torch, "float8_e8m0fnu", None)})
 
 def _unusual(x: Tensor) -> Readable:
     """Everything that is not a plain strided tensor of a known dtype."""
-    while _functorch.is_functorch_wrapped_tensor(x):
-        x = _functorch.get_unwrapped(x)
+    while is_wrapped(x):
+        x = unwrapped(x)
     if x.is_meta:
         raise Unsupported("meta tensor: it has no values")
     if x.is_nested:
@@ -200,7 +205,7 @@ def _unusual_format(x: Tensor) -> Readable:
         return _unusual(x.to(torch.float32))
     if x.dtype not in DTYPES:
         raise Unsupported(f"dtype {name_of(x.dtype)}")
-    if x._is_zerotensor():
+    if stands_for_zeros(x):
         return _unusual(x.clone())  # it stands for zeros; its copy has them
     return _without_expansion(x.resolve_neg())
 

@@ -99,7 +99,7 @@ def trace(
         return Trace.inert()
     if "torch" not in sys.modules:
         raise SondeError("`model` must be a torch.nn.Module; torch has not been imported.")
-    from sonde.tracing.torch import modules
+    from sonde.tracing.torch import internals, modules
     from sonde.tracing.torch.framework import TorchFramework, TorchSynchronization
 
     framework = TorchFramework(model)
@@ -157,7 +157,7 @@ def trace(
     )
     # Before the probes are there: the compiler knows code by its object.
     undo = [modules.compile_again(model)] if compiled else []
-    probes = Probes(tracer, places, modules.keep_whole, undo)
+    probes = Probes(tracer, places, internals.keep_whole, undo)
     if writer is not None:
         destination.sources(probes.sources())  # type: ignore[attr-defined]  # a run's
     if compiled:

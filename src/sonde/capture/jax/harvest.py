@@ -168,17 +168,17 @@ class Harvest:
 
     # -- primitives that hold functions --------------------------------------------------------
 
-    def _jit(self, eqn: Any, inputs: list[Any], is_again: bool) -> tuple[Any, list[Group]]:
+    def walk_jit(self, eqn: Any, inputs: list[Any], is_again: bool) -> tuple[Any, list[Group]]:
         jaxpr, consts = _opened(eqn.params["jaxpr"])
         inputs = _constrained(inputs, eqn.params.get("in_shardings", ()))
         outputs, groups = self._walk(jaxpr, consts, inputs, is_again=is_again)
         return _constrained(outputs, eqn.params.get("out_shardings", ())), groups
 
-    def _call(self, eqn: Any, inputs: list[Any], is_again: bool) -> tuple[Any, list[Group]]:
+    def walk_call(self, eqn: Any, inputs: list[Any], is_again: bool) -> tuple[Any, list[Group]]:
         jaxpr, consts = _opened(eqn.params["call_jaxpr"])
         return self._walk(jaxpr, consts, inputs, is_again=is_again)
 
-    def _remat(self, eqn: Any, inputs: list[Any], is_again: bool) -> tuple[Any, list[Group]]:
+    def walk_remat(self, eqn: Any, inputs: list[Any], is_again: bool) -> tuple[Any, list[Group]]:
         again = is_again or eqn.params["differentiated"]
         if not again:
             return self._walk(eqn.params["jaxpr"], (), inputs, is_again=False)
@@ -198,7 +198,7 @@ class Harvest:
         groups = [replace(g, rows=r) for g, r in zip(box, results[n:], strict=True)]
         return results[:n], groups
 
-    def _scan(self, eqn: Any, inputs: list[Any], is_again: bool) -> tuple[Any, list[Group]]:
+    def walk_scan(self, eqn: Any, inputs: list[Any], is_again: bool) -> tuple[Any, list[Group]]:
         p = eqn.params
         jaxpr, closed_over = _opened(p["jaxpr"])
         consts, init, xs = _scanned(p, inputs)
@@ -221,7 +221,7 @@ class Harvest:
         ]
         return [*carry, *ys], groups
 
-    def _cond(self, eqn: Any, inputs: list[Any], is_again: bool) -> tuple[Any, list[Group]]:
+    def walk_cond(self, eqn: Any, inputs: list[Any], is_again: bool) -> tuple[Any, list[Group]]:
         index, operands = inputs[0], inputs[1:]
         found: list[list[Group]] = []
 
@@ -259,16 +259,16 @@ class Harvest:
 _Walk = Callable[[Harvest, Any, list[Any], bool], tuple[Any, list[Group]]]
 
 _WALKS: Final[dict[str, _Walk]] = {
-    "jit": Harvest._jit,
-    "pjit": Harvest._jit,
-    "closed_call": Harvest._call,
-    "custom_jvp_call": Harvest._call,
-    "custom_vjp_call": Harvest._call,
-    "custom_vjp_call_jaxpr": Harvest._call,
-    "remat2": Harvest._remat,
-    "checkpoint": Harvest._remat,
-    "scan": Harvest._scan,
-    "cond": Harvest._cond,
+    "jit": Harvest.walk_jit,
+    "pjit": Harvest.walk_jit,
+    "closed_call": Harvest.walk_call,
+    "custom_jvp_call": Harvest.walk_call,
+    "custom_vjp_call": Harvest.walk_call,
+    "custom_vjp_call_jaxpr": Harvest.walk_call,
+    "remat2": Harvest.walk_remat,
+    "checkpoint": Harvest.walk_remat,
+    "scan": Harvest.walk_scan,
+    "cond": Harvest.walk_cond,
 }
 """How each primitive that holds functions is walked. Taps inside any other are skipped."""
 

@@ -28,6 +28,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
+from sonde._torch_internals.registry import missing
+from sonde._torch_internals.tensors import current_backward
 from sonde.capture.drain import Drain
 from sonde.capture.leaves import leaves
 from sonde.capture.phases import is_training
@@ -46,7 +48,6 @@ from sonde.capture.torch.passes import (
     Checkpoints,
     Pass,
     bind,
-    current_backward,
     forget_passes,
     is_being_traced,
     is_inside_call_of,
@@ -84,6 +85,7 @@ class Capture:
         self._root = ref(names.unwrapped(model))
         self.native = native_path(self.lock, self._root)
         self.troubles = Troubles(drain, strict=plan.strict)
+        self.troubles.absent(missing())
         self.silence = Mistakes(self._root, self.troubles)
         self.asleep = self.always = False
         self.steps = TrainingSteps(self, schedule, step)
@@ -246,7 +248,7 @@ class Capture:
     def attach(self, x: Any, name: str) -> None:
         """A tensor was given a name inside of the forward of a watched module."""
         if torch.compiler.is_compiling():
-            if isinstance(x, Tensor) and not hooks.is_exporting():
+            if isinstance(x, Tensor) and hooks.is_placing():
                 hooks.attach(self, x, name)
             return
         if not self.asleep and isinstance(x, Tensor):

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 from torch import nn
-from torch.nn.modules.dropout import _DropoutNd
 
+from sonde._torch_internals.modules import DROPOUTS
 from sonde.capture.torch.names import ModelStructure
 from sonde.record import PARAMETER_KINDS, Site
 
@@ -35,7 +35,7 @@ class Facts:
             self._version = structure.version
             self._parameters = {(n.path, n.name): n.ref for n in structure.parameters}
             self._dropouts = {
-                path: found for path, found in structure.modules if isinstance(found(), _DropoutNd)
+                path: found for path, found in structure.modules if isinstance(found(), DROPOUTS)
             }
         if site.kind in PARAMETER_KINDS:
             found = self._parameters.get((site.module, site.slot.partition("/")[0]))

@@ -8,14 +8,15 @@ so a saved model loads where Sonde is not installed. While a model is exported o
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Any, Final
 
 from torch import Tensor, nn
 from torch.compiler import is_compiling
-from torch.utils.hooks import RemovableHandle
 
 from sonde._errors import SondeError
+from sonde._torch_internals import modules, tensors
+from sonde._torch_internals.frames import stay_out_of
+from sonde._torch_internals.modules import ModuleHooks
 from sonde.capture.active import attach
 from sonde.capture.leaves import leaves
 from sonde.capture.native import GradHook, use_number
@@ -27,14 +28,7 @@ MAX_SLOTS: Final = 64
 """Tensors of one call that are told apart; a model that returns more has the rest skipped."""
 
 
-def new_id() -> int:
-    """A number that no hook of torch's has or will have."""
-    number: int = RemovableHandle.next_id
-    RemovableHandle.next_id += 1
-    return number
-
-
-_GRADIENT: Final = new_id()
+_GRADIENT: Final = modules.new_id()
 use_number(_GRADIENT)
 
 
@@ -44,29 +38,17 @@ def hang(tap: Tap, module: nn.Module, number: int) -> None:
     It is the same on all modules of a watch, which no method of torch's would allow: compiled code
     that serves several modules asks for hooks by their number.
     """
-    if tap.enters:
-        # First, for a signal may interrupt this: a hook without it is called in another way.
-        module._forward_pre_hooks_with_kwargs[number] = True
-        module._forward_pre_hooks[number] = EnterRoot(tap) if tap.is_root else Enter(tap)
-        # Called also when the module raises, so that we know it is no longer being called.
-        module._forward_hooks_always_called[number] = True
-    module._forward_hooks[number] = Leave(tap)
+    before = (EnterRoot(tap) if tap.is_root else Enter(tap)) if tap.enters else None
+    # With a hook before, that after is called also when the module raises, so that we know it is no
+    # longer being called.
+    modules.hang(module, ModuleHooks(before, Leave(tap)), number)
 
 
 def take_off(tap: Tap, number: int, *, for_good: bool = False) -> None:
     """Take the hooks off again, if the module still lives."""
     module = tap.module()
-    if module is None:
-        return
-    for known in (
-        module._forward_pre_hooks,
-        module._forward_pre_hooks_with_kwargs,
-        module._forward_hooks,
-        module._forward_hooks_always_called,
-    ):
-        known.pop(number, None)
-        if for_good and not known:
-            known.clear()  # else it keeps its table, and with it memory around it
+    if module is not None:
+        modules.take_off(module, number, for_good=for_good)
 
 
 def inputs(args: tuple[Any, ...], kwargs: dict[str, Any], limit: int) -> list[tuple[str, Any]]:
@@ -104,7 +86,7 @@ class Enter(_ModuleHook):
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         tap = self.tap
         if is_compiling():
-            if not hooks.is_exporting():
+            if hooks.is_placing():
                 hooks.enter(tap, inputs(args, kwargs, MAX_SLOTS))
             return
         lane = tap.lane
@@ -131,7 +113,7 @@ class Leave(_ModuleHook):
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         tap = self.tap
         if is_compiling():
-            if not hooks.is_exporting():
+            if hooks.is_placing():
                 hooks.leave(tap, leaves(output, Tensor, MAX_SLOTS))
             return
         lane = tap.lane
@@ -144,19 +126,11 @@ class Leave(_ModuleHook):
 
 
 def hook_gradient(x: Tensor, hook: GradHook) -> None:
-    """Have the hook called with the gradient of a tensor that has one and is no leaf.
-
-    What `Tensor.register_hook` does, in a third of the time: a handle to take it off again, which
-    nobody wants here, is most of the rest.
-    """
-    if x._backward_hooks is None and type(x) is Tensor:
-        x._backward_hooks = OrderedDict(((_GRADIENT, hook),))
-        x.grad_fn._register_hook_dict(x)  # type: ignore[union-attr]
-    else:
-        x.register_hook(hook)
+    """Call the hook with the gradient of a tensor that has one and is no leaf."""
+    tensors.hook_gradient(x, hook, _GRADIENT)
 
 
-hooks.stay_out_of(Enter.__call__.__code__)
-hooks.stay_out_of(EnterRoot.__call__.__code__)
-hooks.stay_out_of(Leave.__call__.__code__)
-hooks.stay_out_of(attach.__code__)
+stay_out_of(Enter.__call__.__code__)
+stay_out_of(EnterRoot.__call__.__code__)
+stay_out_of(Leave.__call__.__code__)
+stay_out_of(attach.__code__)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
+from sonde._torch_internals.tensors import current_backward
 from sonde.capture.torch.names import NamedParameter
-from sonde.capture.torch.passes import current_backward, is_being_traced
+from sonde.capture.torch.passes import is_being_traced
 from sonde.capture.window import Spot
 
 if TYPE_CHECKING:

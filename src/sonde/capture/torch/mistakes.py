@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from sonde._torch_internals.tensors import HAS_VERSIONS, version_of
 from sonde.capture.troubles import Troubles
 
 _LOOK_EVERY: Final = 10
@@ -124,7 +125,7 @@ def _version_of(root: nn.Module) -> int:
     """How often the first trainable parameters were changed, as far as torch counts it."""
     known = (p for p in root.parameters() if not is_lazy(p))
     trained = (p for p in known if p.requires_grad and not p.is_inference())
-    return sum(p._version for p in islice(trained, 4))
+    return sum(version_of(p) for p in islice(trained, 4)) if HAS_VERSIONS else 0
 
 
 def concerns(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[tuple[str, str]]:

@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from sonde._signals import pass_on
+from sonde._torch_internals.frames import stay_out_of
 from sonde.capture.drain import Drain
 from sonde.capture.leaves import leaves
 from sonde.capture.torch import names
-from sonde.capture.torch.compile import hooks
 from sonde.capture.torch.hooks import MAX_SLOTS, inputs
 from sonde.capture.troubles import Troubles
 from sonde.graph.torch import GraphTaker, TensorAccess, skipped_code
@@ -40,4 +40,4 @@ def _outputs(output: Any) -> list[tuple[str, Tensor]]:
 
 
 for _code in skipped_code():
-    hooks.stay_out_of(_code)
+    stay_out_of(_code)

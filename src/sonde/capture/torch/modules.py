@@ -7,10 +7,11 @@ from typing import Final
 
 from torch import nn
 
+from sonde._torch_internals.modules import new_id
 from sonde.capture.torch import names
 from sonde.capture.torch.compile import hooks
 from sonde.capture.torch.compile.operators import share
-from sonde.capture.torch.hooks import hang, new_id, take_off
+from sonde.capture.torch.hooks import hang, take_off
 from sonde.capture.torch.tap import Tap, TapOwner, is_plain
 from sonde.capture.troubles import Troubles
 from sonde.record import Kind

@@ -15,10 +15,13 @@ from weakref import ref
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-_TRANSPARENT: Final = frozenset(
-    {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
+from sonde._torch_internals.modules import (
+    COMPILED_CHILD,
+    WRAPPED_CHILDREN,
+    children,
+    compiled_call,
+    own_parameters,
 )
-"""Attributes under which compile, FSDP, checkpoint wrappers and Fabric keep the real module."""
 
 _PARALLEL: Final = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
@@ -48,12 +51,12 @@ def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         if inner is not None:
             waiting.append((path, inner))
             continue
-        children = [
+        below = [
             (f"{path}.{name}" if path else name, child)
-            for name, child in module._modules.items()
+            for name, child in children(module).items()
             if child is not None
         ]
-        waiting.extend(reversed(children))
+        waiting.extend(reversed(below))
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -70,7 +73,7 @@ def parameters(model: nn.Module) -> Iterator[tuple[str, str, nn.Module, nn.Param
     """
     met: set[int] = set()
     for path, module in modules(model):
-        for name, parameter in module._parameters.items():
+        for name, parameter in own_parameters(module).items():
             if parameter is None or id(parameter) in met or is_lazy(parameter):
                 continue
             met.add(id(parameter))
@@ -148,18 +151,18 @@ class ModelStructure:
 def _held_by(module: nn.Module | None) -> list[int]:
     if module is None:
         return []
-    children, parameters = module._modules.values(), module._parameters.values()
-    return [*map(id, children), *map(id, parameters), id(module._compiled_call_impl)]
+    held, own = children(module).values(), own_parameters(module).values()
+    return [*map(id, held), *map(id, own), id(compiled_call(module))]
 
 
 def _wrapped(module: nn.Module) -> nn.Module | None:
-    for name, child in module._modules.items():
-        if name in _TRANSPARENT and child is not None:
+    for name, child in children(module).items():
+        if name in WRAPPED_CHILDREN and child is not None:
             return child
     if isinstance(module, _PARALLEL):
-        return module._modules.get("module")
+        return children(module).get("module")
     return None
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    return module._compiled_call_impl is not None or "_orig_mod" in module._modules
+    return compiled_call(module) is not None or COMPILED_CHILD in children(module)

@@ -9,7 +9,7 @@ does not see (through `.data`, or by a foreign kernel into an existing tensor) i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
 from types import CodeType, FrameType
 from typing import Any, Final, Protocol
@@ -17,32 +17,24 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
-from torch.fx import _symbolic_trace
 
 from sonde._python import frame_at
+from sonde._torch_internals import modules
+from sonde._torch_internals.tensors import (
+    HAS_HOOK_DICTS,
+    HAS_VERSIONS,
+    current_backward,
+    is_forward_mode_enabled,
+    is_fx_tracing,
+    is_jit_tracing,
+    version_of,
+)
 from sonde.capture.native import AVAILABLE, GradHook, Native, Row, Seen
 from sonde.capture.phases import Phases
 from sonde.capture.torch.rows.host import EXCHANGE
 from sonde.capture.torch.tap import Tap, TapOwner
 from sonde.capture.window import NATIVE_PHASE, Spot
 from sonde.record import Kind
-
-current_backward: Final = torch._C._current_graph_task_id
-"""Number of the backward pass that is running in this thread, -1 outside of any.
-
-A forward inside of a backward is a recomputation (activation checkpointing), to be counted once.
-torch's own checkpointing asks the same way.
-"""
-
-is_forward_mode_enabled: Final[Callable[[], bool]] = torch._C._is_fwd_grad_enabled
-"""Whether forward-mode gradients are on in this thread."""
-
-is_fx_tracing: Final[Callable[[], bool]] = getattr(
-    _symbolic_trace, "is_fx_symbolic_tracing", _symbolic_trace.is_fx_tracing
-)
-"""Whether `torch.fx` runs a model in this thread to see what it does. (The second of these is what
-there was first.)"""
-
 
 _GRADIENTS: Final[frozenset[Kind]] = frozenset({"input_grad", "output_grad", "attach_grad"})
 
@@ -56,7 +48,7 @@ class ObserverNeeds(Protocol):
 
 def native_path(lock: Any, root: ref[nn.Module]) -> Native | None:
     """The native path for a capture of a model, with its lock; None where there is none."""
-    if not AVAILABLE or EXCHANGE is None:
+    if not (AVAILABLE and HAS_VERSIONS and HAS_HOOK_DICTS) or EXCHANGE is None:
         return None
     try:
         return Native(lock, root, Tensor, EXCHANGE, current_backward, torch.is_grad_enabled)
@@ -66,16 +58,16 @@ def native_path(lock: Any, root: ref[nn.Module]) -> Native | None:
 
 def is_being_traced() -> bool:
     """Whether `torch.jit` or `torch.fx` looks at the model: such a call is none of ours."""
-    return torch._C._get_tracing_state() is not None or is_fx_tracing()
+    return is_jit_tracing() or is_fx_tracing()
 
 
 def is_replica(module: nn.Module) -> bool:
     """Whether a module that is not ours may use our hook: a replica of `DataParallel` may, a
     shallow copy only borrowed it."""
-    return getattr(module, "_is_replica", False)
+    return modules.is_replica(module)
 
 
-_CALL: Final[CodeType] = nn.Module._call_impl.__code__
+_CALL: Final[CodeType] = modules.CALL
 
 
 class HeldTensor:
@@ -92,13 +84,13 @@ class HeldTensor:
     def put(self, x: Tensor, row: Row | None) -> None:
         """The row that holds it as it is now."""
         if row is not None and not x.is_inference():  # of which nobody counts the versions
-            self.x, self._version, self._row, self._window = x, x._version, row, row.window
+            self.x, self._version, self._row, self._window = x, version_of(x), row, row.window
 
     def row_of(self, x: Tensor) -> Row | None:
         """The row that holds this very tensor, unchanged since, if that is what was put here. Code
         may hand it out as another object for the same memory, which has not been written to."""
         held = self.x
-        if held is None or x.is_inference() or self._version != x._version:
+        if held is None or x.is_inference() or self._version != version_of(x):
             return None
         if held is not x and not _is_same_memory(held, x):
             return None
@@ -157,7 +149,7 @@ class Pass:
         """What is known of this very tensor, unchanged since; else a fresh entry."""
         if x.is_inference():
             return Seen(x, 0)  # nobody counts its versions
-        version = x._version
+        version = version_of(x)
         seen = self.seen.get(id(x))
         if seen is None or seen.version != version or seen.ref() is not x:
             seen = self.seen[id(x)] = Seen(x, version)

@@ -12,6 +12,8 @@ from torch.optim import Optimizer
 
 from sonde._errors import SondeError
 from sonde._signals import pass_on
+from sonde._torch_internals import patches
+from sonde._torch_internals.modules import optimizer_hooks
 from sonde.capture import active
 from sonde.capture.backend import described
 from sonde.capture.budget import Budget
@@ -20,7 +22,7 @@ from sonde.capture.numbers.latest import Latest
 from sonde.capture.numbers.norms import Norms
 from sonde.capture.numbers.scalars import Scalars, renumber
 from sonde.capture.plan import Every, Plan, Schedule
-from sonde.capture.torch import names, patches
+from sonde.capture.torch import names
 from sonde.capture.torch.capture import Capture
 from sonde.capture.torch.cuda import copies
 from sonde.capture.torch.facts import Facts
@@ -332,7 +334,7 @@ def _selects_any(model: nn.Module, plan: Plan) -> bool:
 def _optimizer(given: Any) -> Optimizer:
     """The optimizer that runs the hooks: this one, or what a wrapper keeps as `.optimizer`."""
     inner = None if isinstance(given, type) else getattr(given, "optimizer", None)
-    own, inners = _hooks_of(given), _hooks_of(inner)
+    own, inners = optimizer_hooks(given), optimizer_hooks(inner)
     # Accelerate's wrapper has no hooks; that of Fabric shows those of the optimizer in it.
     if isinstance(given, Optimizer) and own is not None and own is not inners:
         return given
@@ -346,10 +348,6 @@ def _optimizer(given: Any) -> Optimizer:
     raise SondeError(
         f"`optimizer` must be a torch.optim.Optimizer or a list of them, got {described(given)}."
     )
-
-
-def _hooks_of(optimizer: Any) -> object:
-    return getattr(optimizer, "_optimizer_step_pre_hooks", None)
 
 
 def _number(value: Any) -> float | Callable[[], float]:

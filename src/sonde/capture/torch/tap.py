@@ -8,6 +8,7 @@ from weakref import WeakValueDictionary, ref
 
 from torch import Tensor, nn
 
+from sonde._torch_internals.modules import children
 from sonde.capture.native import Bunch, Lane, Native, Point
 from sonde.capture.plan import Plan
 from sonde.capture.torch.mistakes import Mistakes
@@ -204,6 +205,6 @@ def is_plain(module: nn.Module) -> bool:
     """Whether it is a module of torch's own without children: no code of a user runs in it."""
     return (
         type(module).__module__.startswith("torch.nn.modules")
-        and not module._modules
+        and not children(module)
         and "forward" not in vars(module)
     )

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from sonde._signals import pass_on
+from sonde._torch_internals.tensors import storage_key
 
 Region = tuple[int, tuple[int, ...], tuple[int, ...]]
 
@@ -175,8 +176,7 @@ class TensorOrigins:
 
 def _key(x: Tensor) -> int | None:
     try:
-        key: int = x.untyped_storage()._cdata
-        return key
+        return storage_key(x)
     except Exception as error:
         pass_on(error)
         return None  # no storage of its own: sparse, a wrapper of a transformation

@@ -54,7 +54,7 @@ class TracedPass:
                 self._handles.append(one.register_forward_hook(left, always_call=True))
         self.trace.enter(path, self._framework.inputs(args, kwargs))
         self._is_running = True
-        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        self._mode.__enter__()
 
     def end(self, output: Any) -> None:
         """The call is over."""

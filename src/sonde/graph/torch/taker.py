@@ -18,6 +18,8 @@ from weakref import ref
 from torch import Tensor, nn
 
 from sonde._signals import IGNORING, pass_on
+from sonde._torch_internals.frames import is_compiled
+from sonde._torch_internals.modules import compiled_call, own_parameters
 from sonde.graph.model import tree_nodes
 from sonde.graph.torch.passing import TensorAccess, TracedPass
 from sonde.graph.torch.trace import TraceMode, is_inside_compiled_call, is_traceable
@@ -309,7 +311,7 @@ def _described(path: str, module: nn.Module) -> GraphModule:
         pass_on(error)
         extra = ""
     own = 0
-    for parameter in module._parameters.values():
+    for parameter in own_parameters(module).values():
         if parameter is not None:
             with IGNORING:  # one that a lazy module has yet to make
                 own += parameter.numel()
@@ -319,13 +321,9 @@ def _described(path: str, module: nn.Module) -> GraphModule:
 def _has_compiled_parts(model: nn.Module) -> bool:
     """Whether a module, its `forward` or a function that it holds is compiled."""
     return any(
-        getattr(m, "_compiled_call_impl", None) is not None
+        compiled_call(m) is not None
         or type(m).__name__ == "OptimizedModule"
-        or _is_compiled(type(m).forward)
-        or any(map(_is_compiled, vars(m).values()))
+        or is_compiled(type(m).forward)
+        or any(map(is_compiled, vars(m).values()))
         for m in model.modules()
     )
-
-
-def _is_compiled(value: object) -> bool:
-    return callable(value) and hasattr(value, "_torchdynamo_orig_callable")

@@ -7,17 +7,25 @@ no operation is added: the mode passes each one on as it came.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from sonde._python import frame_at
 from sonde._signals import pass_on
+from sonde._torch_internals.frames import COMPILER_FOLDER
+from sonde._torch_internals.tensors import (
+    HAS_DISPATCH_MODES,
+    HAS_SCHEMAS,
+    QuietDispatchMode,
+    current_mode,
+    is_jit_tracing,
+    is_under_infrastructure_mode,
+    schema_of,
+)
 from sonde.graph.model import merge_ports, node_id
 from sonde.graph.torch.origins import NOTHING, CallFrame, Origin, Origins, TensorOrigins
 from sonde.record import CallPort, GraphNode, NodeKind
@@ -25,7 +33,6 @@ from sonde.record import CallPort, GraphNode, NodeKind
 OUTSIDE: Final = "*"
 """The slot of an input that nobody passed: a tensor that a call found somewhere else."""
 
-_COMPILER: Final = os.path.join("torch", "_dynamo", "")
 
 _OVERWRITES: Final = frozenset(
     {"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_"}
@@ -200,13 +207,13 @@ class PassTrace:
         return frame, node
 
 
-class TraceMode(TorchDispatchMode):
+class TraceMode(QuietDispatchMode):
     """Shows every operation to a trace, and passes it on unchanged."""
 
     supports_higher_order_operators = True
 
     def __init__(self, trace: PassTrace, failed: Callable[[Exception], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._trace: PassTrace | None = trace
         self._failed = failed
 
@@ -223,11 +230,6 @@ class TraceMode(TorchDispatchMode):
         return result
 
     @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Would load the whole compiler (seconds) on the first operation; see `skipped_code`.
-        return False
-
-    @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Compiled code runs compiled, not operation by operation because somebody looks."""
         return True
@@ -235,9 +237,9 @@ class TraceMode(TorchDispatchMode):
     def stop(self) -> bool:
         """Look no more, and leave the stack of modes if we are on top of it; false if not yet."""
         self._trace = None
-        if _get_current_dispatch_mode() is not self:
+        if current_mode() is not self:
             return False
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self.__exit__(None, None, None)
         return True
 
 
@@ -251,7 +253,7 @@ class _Effect:
         self._names: list[str] = []
         self.is_view = False
         self.overwrites = False
-        schema = getattr(func, "_schema", None)
+        schema = schema_of(func)
         if schema is None:
             return
         for i, argument in enumerate(schema.arguments):
@@ -303,7 +305,7 @@ def is_inside_compiled_call() -> bool:
     """Whether the compiler called the code that runs now: what it calls next will be compiled."""
     frame: FrameType | None = frame_at(1)
     while frame is not None:
-        if _COMPILER in frame.f_code.co_filename:
+        if COMPILER_FOLDER in frame.f_code.co_filename:
             return True
         frame = frame.f_back
     return False
@@ -311,7 +313,8 @@ def is_inside_compiled_call() -> bool:
 
 def is_traceable() -> bool:
     """Whether operations run for real now, and not for the sake of a compiler or an exporter."""
-    if torch._C._get_tracing_state() is not None or torch.compiler.is_compiling():
+    if not (HAS_DISPATCH_MODES and HAS_SCHEMAS):
         return False
-    stack = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
-    return not any(type(mode).is_infra_mode() for mode in stack if hasattr(mode, "is_infra_mode"))
+    if is_jit_tracing() or torch.compiler.is_compiling():
+        return False
+    return not is_under_infrastructure_mode()

@@ -26,9 +26,9 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sonde._signals import pass_on
+from sonde._torch_internals.tensors import HAS_DISPATCH_MODES, DispatchMode, schema_of
 
 _CONSTANTS: Final = (int, float, complex, str, bytes, NoneType, EllipsisType, torch.dtype)
 _BUILT_IN: Final = frozenset(
@@ -111,17 +111,17 @@ def fixed(fn: Callable[..., Any]) -> FixedFunction | None:
     """What there is to say of a function that does the same each time, None if it may not."""
     found = FixedFunction()
     try:
-        return found if callable(fn) and found.takes(fn) else None
+        return found if HAS_DISPATCH_MODES and callable(fn) and found.takes(fn) else None
     except Exception as error:  # something that looks like a function
         pass_on(error)
         return None
 
 
-class ReplayProbe(TorchDispatchMode):
+class ReplayProbe(DispatchMode):  # type: ignore[misc]  # Any: of torch
     """Inside of this block, sees whether what is done on a device can be recorded and replayed."""
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._device = device
         self.is_fit = True
 
@@ -129,10 +129,14 @@ class ReplayProbe(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        name: str = func._schema.name.removeprefix("aten::")
+        schema = schema_of(func)
+        if schema is None:
+            self.is_fit = False
+            return result
+        name: str = schema.name.removeprefix("aten::")
         waits = name.startswith(_WAITING) and name != "linalg_vector_norm"
         others = [x for x in (result, *args) if isinstance(x, Tensor) and x.device != self._device]
-        if waits or others or func._schema.is_mutable or not _UNSURE.isdisjoint(func.tags):
+        if waits or others or schema.is_mutable or not _UNSURE.isdisjoint(func.tags):
             self.is_fit = False
         return result
 

@@ -10,9 +10,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
 
+from sonde._torch_internals.modules import BATCH_NORMS, CONVOLUTIONS
 from sonde.metrics.model import Merge, OnHost, metric
 
 _MAX_ELEMENTS: Final = 1 << 24
@@ -25,7 +24,7 @@ _ITERATIONS: Final = 24
 
 def channel_dim(x: Tensor, module: nn.Module | None) -> int:
     """Where units lie: the second dimension after convolutions, else the last."""
-    is_image = isinstance(module, _ConvNd | _BatchNorm | nn.GroupNorm) or x.dim() >= 4
+    is_image = isinstance(module, (*CONVOLUTIONS, *BATCH_NORMS, nn.GroupNorm)) or x.dim() >= 4
     return 1 if is_image and x.dim() >= 2 else -1
 
 

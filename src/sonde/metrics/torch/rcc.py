@@ -20,12 +20,11 @@ from typing import Final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.instancenorm import _InstanceNorm
 
-_CHANNELS_SECOND: Final = (_ConvNd, _BatchNorm, _InstanceNorm, nn.GroupNorm)
-_LINEAR: Final = (nn.Linear, _ConvNd)
+from sonde._torch_internals.modules import BATCH_NORMS, CONVOLUTIONS, INSTANCE_NORMS
+
+_CHANNELS_SECOND: Final = (*CONVOLUTIONS, *BATCH_NORMS, *INSTANCE_NORMS, nn.GroupNorm)
+_LINEAR: Final = (nn.Linear, *CONVOLUTIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ def feature_dim(module: nn.Module, x: Tensor) -> int:
         return -1
     # A convolution without a batch has its channels in front.
     spatial = getattr(module, "kernel_size", ())
-    is_single = isinstance(module, _ConvNd) and x.dim() == len(spatial) + 1
+    is_single = isinstance(module, CONVOLUTIONS) and x.dim() == len(spatial) + 1
     return 0 if is_single else 1
 
 

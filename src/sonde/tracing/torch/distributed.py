@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 
 from sonde._signals import pass_on
+from sonde.tracing.torch.internals import default_store
 from sonde.tracing.torch.tensor_ops import from_raw, map_tensors, plain, raw
 from sonde.tracing.values import ObjectCopy
 
@@ -26,7 +27,7 @@ class SharedStore:
     """See `sonde.tracing.gathering.KeyValueStore`."""
 
     def __init__(self, prefix: str) -> None:
-        store: Any = dist.distributed_c10d._get_default_store()
+        store: Any = default_store()
         clone = getattr(store, "clone", None)
         with contextlib.suppress(RuntimeError, NotImplementedError):
             # A connection of its own: a long wait of somebody else does not hold it up.

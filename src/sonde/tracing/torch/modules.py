@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from types import CellType, FunctionType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from sonde._errors import SondeError
+from sonde._torch_internals.frames import never_trace
+from sonde._torch_internals.modules import children, compiled_call, hooks_key, is_replica_of
+from sonde._torch_internals.tensors import current_backward
 from sonde.capture.leaves import leaves
 from sonde.capture.torch import names
-from sonde.capture.torch.compile.hooks import forget_compiled, stay_out_of
+from sonde.capture.torch.compile.hooks import forget_compiled
 from sonde.tracing.functions.mechanism import own_functions
 from sonde.tracing.functions.methods import own_methods
+from sonde.tracing.torch.internals import compiler_contexts, is_compiled_module
 
 MAX_GRADS = 64
 """Tensors of one value whose gradients are followed."""
@@ -39,7 +40,7 @@ class TorchTree:
         return found if not type(module).__module__.startswith("torch.") else ["forward"]
 
     def children(self, module: nn.Module) -> Iterable[tuple[str, nn.Module]]:
-        for name, child in module._modules.items():
+        for name, child in children(module).items():
             if child is not None:
                 yield name, names.unwrapped(child)
 
@@ -49,14 +50,14 @@ class Receivers:
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         # A replica has its own attributes but shares the dict of hooks.
-        self._originals = {id(module._forward_hooks): id(module) for module in modules}
+        self._originals = {hooks_key(vars(module)): id(module) for module in modules}
 
     def key(self, receiver: object) -> int:
         """What the module is known by; of a replica, what its original is known by."""
         # Not by `getattr`: asking a module for an attribute that it lacks takes microseconds.
         own = getattr(receiver, "__dict__", None)
-        if own is not None and "_is_replica" in own:
-            return self._originals.get(id(own.get("_forward_hooks")), 0)
+        if own is not None and is_replica_of(own):
+            return self._originals.get(hooks_key(own), 0)
         return id(receiver)
 
 
@@ -134,15 +135,14 @@ def on_gradients(value: Any, tell: Callable[[str, Tensor], None]) -> list[Callab
 
 def is_redone() -> bool:
     """Whether this is a part of a forward that is computed again in a backward pass."""
-    return torch._C._current_graph_task_id() != -1
+    return current_backward() != -1
 
 
 def compiled_modules(model: nn.Module) -> Iterator[str]:
     """The modules that `torch.compile` was asked to replace, by path."""
-    kinds = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", ())
-    wrapped = {id(names.unwrapped(m)) for m in model.modules() if kinds and isinstance(m, kinds)}
+    wrapped = {id(names.unwrapped(m)) for m in model.modules() if is_compiled_module(m)}
     for path, module in names.modules(model):
-        if id(module) in wrapped or getattr(module, "_compiled_call_impl", None) is not None:
+        if id(module) in wrapped or compiled_call(module) is not None:
             yield path
 
 
@@ -151,16 +151,7 @@ def is_whole(model: nn.Module) -> bool:
 
     Not while compiled code is switched off.
     """
-    frames = sys.modules.get("torch._dynamo.eval_frame")
-    if frames is None or frames._stance.stance == "force_eager":
-        return False
-    found: list[Any] = []  # what makes the compiler's contexts
-    for module in model.modules():
-        if isinstance(module, frames.OptimizedModule):
-            found.append(module.dynamo_ctx)
-        compiled = getattr(module, "_compiled_call_impl", None)
-        if compiled is not None:
-            found += [c.cell_contents for c in compiled.__closure__ or () if _holds(c)]
+    found = compiler_contexts(model)
     return any(getattr(each, "fullgraph", False) is True for each in found)  # 2.6 does not say
 
 
@@ -175,32 +166,6 @@ def compile_again(model: nn.Module) -> Callable[[], None]:
     return undo
 
 
-def keep_whole(function: FunctionType) -> Callable[[], None]:
-    """Have the compiler leave a function to Python while it is observed, but not what it calls."""
-    code = function.__code__
-    before = function.__dict__.get("_torchdynamo_disable")
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]  # asked for when inlining
-    frames = torch._C._dynamo.eval_frame
-    action = frames._FrameAction
-    strategy = frames._FrameExecStrategy
-    frames.set_code_exec_strategy(code, strategy(action.SKIP, action.DEFAULT))
-
-    def undo() -> None:
-        if before is None:
-            function.__dict__.pop("_torchdynamo_disable", None)
-        frames.set_code_exec_strategy(code, strategy(action.DEFAULT, action.DEFAULT))
-
-    return undo
-
-
-def _holds(cell: CellType) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:  # empty
-        return False
-
-
 _OURS: list[Any] = [*own_functions(), OutputHook.__call__, PassHook.__call__, EndHook.__call__]
 for _ours in _OURS:
-    _ours._torchdynamo_disable = True
-    stay_out_of(_ours.__code__)
+    never_trace(_ours)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from sonde._signals import pass_on
+from sonde._torch_internals.modules import children, own_buffers, own_parameters
+from sonde._torch_internals.tensors import HAS_VERSIONS, is_wrapped, version_of
 from sonde.kernels import c
 from sonde.kernels.torch import name_of
 from sonde.tracing.values import Flag, ObjectCopy
@@ -26,7 +28,6 @@ _CONSTANTS: Final = (torch.dtype, torch.device, torch.layout, torch.memory_forma
 _MAX_ROWS: Final = 1024
 
 _HAS_C: Final = c.available()
-_is_wrapped: Final = torch._C._functorch.is_functorch_wrapped_tensor
 _PLAIN: Final = (Tensor, nn.Parameter)
 
 
@@ -43,11 +44,11 @@ class TorchTensorOps:
         return isinstance(value, _CONSTANTS)
 
     def refusal(self, tensor: Tensor) -> str | None:
-        if type(tensor) is Tensor and tensor.is_cpu and not _is_wrapped(tensor):
+        if type(tensor) is Tensor and tensor.is_cpu and not is_wrapped(tensor):
             return None
         if tensor.is_meta:
             return "it is a meta tensor, which has no values."
-        if _is_wrapped(tensor):
+        if is_wrapped(tensor):
             return "it is inside of a `torch.func` transformation. Trace a variable outside of it."
         if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
             return "it is being captured into a CUDA graph. Trace before capturing."
@@ -60,7 +61,7 @@ class TorchTensorOps:
 
     def version(self, tensor: Tensor) -> int | None:
         try:
-            return tensor._version
+            return version_of(tensor) if HAS_VERSIONS else None
         except RuntimeError as error:  # of an inference tensor
             pass_on(error)
             return None
@@ -79,7 +80,7 @@ class TorchTensorOps:
             bits = _BITS.get(tensor.dtype)
             is_dense = tensor.layout is torch.strided and not tensor.is_nested
             if bits is not None and is_dense and not tensor.is_neg():
-                at = tensor.data_ptr() if tensor.is_contiguous() and not _is_wrapped(tensor) else 0
+                at = tensor.data_ptr() if tensor.is_contiguous() and not is_wrapped(tensor) else 0
                 if _HAS_C and at and kept.is_contiguous():  # what stands for zeros has no address
                     return kept.shape == tensor.shape and c.same(kept.data_ptr(), at, kept.nbytes)
                 now = tensor.detach() if tensor.requires_grad else tensor
@@ -208,7 +209,7 @@ def _bits(tensor: Tensor) -> Tensor:
 def _parts_of(module: nn.Module) -> list[tuple[str, Any]]:
     """Parameters, buffers, children and public attributes, in that order."""
     found: dict[str, Any] = {}
-    for group in (module._parameters, module._buffers, module._modules):
+    for group in (own_parameters(module), own_buffers(module), children(module)):
         found.update(group)
     for name, value in vars(module).items():
         if not name.startswith("_"):

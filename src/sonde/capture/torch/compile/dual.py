@@ -12,18 +12,16 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
-import torch
 from torch.fx import GraphModule, Node
 
 from sonde._signals import IGNORING
+from sonde._torch_internals.tensors import has_saving_hooks
+from sonde._torch_internals.tracing import copy_sources, higher_order_name
 
 Code = Callable[..., Any]
 Compiler = Callable[[GraphModule, Any], Code]
-
-has_saving_hooks: Final = torch._C._autograd._top_saved_tensors_default_hooks
-"""What decides, if anything, how tensors are kept for backward: a checkpoint, for one."""
 
 
 def both(compiler: Compiler, taps: frozenset[Any], is_heard: Callable[[], bool]) -> Compiler:
@@ -51,7 +49,7 @@ def _either(
 ) -> Code:
     def call(*inputs: Any) -> Any:
         # A checkpoint runs this again, in backward, and must find the same tensors kept as before.
-        if has_saving_hooks(True) is not None or is_heard():
+        if has_saving_hooks() or is_heard():
             return tapped(*inputs)
         return plain(*inputs) if kept is None else plain(*[inputs[i] for i in kept])
 
@@ -78,9 +76,7 @@ def untapped(graph: GraphModule, taps: frozenset[Any]) -> tuple[GraphModule, lis
 def _without(graph: GraphModule, taps: frozenset[Any]) -> GraphModule:
     """The graph without the taps in it and in what it calls; inputs stay."""
     made = copy.deepcopy(graph.graph)
-    for old, new in zip(graph.graph.nodes, made.nodes, strict=True):
-        if hasattr(old, "_dynamo_source"):  # which a copy leaves out
-            new._dynamo_source = old._dynamo_source
+    copy_sources(graph.graph, made.nodes)
     bodies = {
         name: _without(body, taps)
         for name, body in graph.named_children()
@@ -107,7 +103,7 @@ def _without(graph: GraphModule, taps: frozenset[Any]) -> GraphModule:
 
 def _is_idle_hook(node: Node, bodies: dict[str, GraphModule]) -> bool:
     """Whether it is a hook on a gradient of which nothing is left."""
-    if getattr(node.target, "_name", None) != "register_hook":
+    if higher_order_name(node) != "register_hook":
         return False
     body = bodies.get(str(getattr(node.args[1], "target", None)))
     return body is not None and not any(n.op.startswith("call_") for n in body.graph.nodes)

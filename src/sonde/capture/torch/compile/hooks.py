@@ -12,36 +12,33 @@ Calls of a module are numbered within the code that is compiled together.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from types import CodeType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
 from sonde._signals import IGNORING, pass_on
-from sonde.capture.torch.compile import operators, recompile_limit
+from sonde._torch_internals import frames, generating, tracing
+from sonde._torch_internals.frames import is_exporting, skip, while_tracing
+from sonde._torch_internals.modules import forward_hook, forward_hooks, hooks_of
+from sonde._torch_internals.registry import missing
+from sonde._torch_internals.tensors import version_of
+from sonde._torch_internals.tracing import TracedOutput, set_traced, traced
+from sonde.capture.torch.compile import graph_passes, operators, recompile_limit
 from sonde.capture.torch.compile.dual import Compiler, both
-from sonde.capture.torch.compile.guards import hooks_of, unguard
 from sonde.capture.torch.compile.operators import TAP, TAP_OF, add_key, add_place, key_of
-from sonde.capture.torch.compile.reached import is_reached_from
-from sonde.capture.torch.compile.returned import returned
-from sonde.capture.torch.compile.rewriting import rewriting
 from sonde.capture.torch.tap import SIGNED, Tap, TapOwner, TapPlace
 from sonde.record import Kind
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-TRACES_HOOKS = importlib.util.find_spec("torch._higher_order_ops.register_hook") is not None
-"""Whether the compiler can trace a hook on any tensor. One that cannot fails, and with it the
-training, on a tensor that is written to afterwards; or it stops compiling there."""
+TRACES_HOOKS = frames.TRACES_HOOKS
+"""See there; tests change it here."""
 
 
 class _Trace:
@@ -60,7 +57,7 @@ class _Trace:
 
     def now(self) -> _Trace:
         """This, emptied if a new trace has begun: a retry, a recompilation, another function."""
-        context = torch._guards.TracingContext.try_get()
+        context = tracing.trace_context()
         if self.context is None or self.context() is not context:
             self.context = ref(context) if context is not None else None
             self.owners = WeakSet()
@@ -78,16 +75,12 @@ class _Trace:
         self.calls[tap] = call + 1
         self.stack.append((tap, call, known))
         if tap not in self.fixed:
-            self.fixed[tap] = is_reached_from(tap.owner.root, known, self._scope())
+            self.fixed[tap] = tracing.is_reached_from(tap.owner.root, known)
         return self.fixed[tap]
 
     def end(self, tap: Tap) -> None:
         while self.stack and self.stack.pop()[0] is not tap:
             pass
-
-    def _scope(self) -> dict[str, Any]:
-        frame: Any = _translator().output.root_tx
-        return {"G": frame.f_globals, "L": frame.f_locals}
 
     def meet(self, owner: TapOwner) -> None:
         """The code has taps of this owner: compile it a second time without taps, if some steps are
@@ -95,26 +88,28 @@ class _Trace:
         owner.traced()
         if not self.owners:
             with IGNORING:  # then taps are all that there is
-                output: Any = _translator().output
-                compiler = output.compiler_fn
-                if not owner.always and getattr(output, "package", None) is None:
-                    compiler = both(compiler, operators.ALL, partial(_is_heard, self.owners))
-                output.compiler_fn = self._finished(compiler, ref(output))
+                output = TracedOutput()
+                twice = not owner.always and not output.is_packaged
+                output.wrap_compiler(partial(self._wrapped, output, twice))
         self.owners.add(owner)
 
-    def _finished(self, compiler: Compiler, output: ref[Any]) -> Compiler:
+    def _wrapped(self, output: TracedOutput, twice: bool, compiler: Compiler) -> Compiler:
         """The compiler, but first what was traced is looked at as a whole."""
+        if twice:
+            compiler = both(compiler, operators.ALL, partial(_is_heard, self.owners))
 
         @wraps(compiler)
         def finish(graph: GraphModule, inputs: Any) -> Any:
             with IGNORING:  # then they are read twice
                 seen = [(known(), version, key) for known, version, key in self.keys.values()]
-                unchanged = [k for x, version, k in seen if x is not None and x._version == version]
-                for found in map(key_of, returned(graph, TAP, unchanged)):
+                unchanged = [
+                    k for x, version, k in seen if x is not None and version_of(x) == version
+                ]
+                for found in map(key_of, graph_passes.returned(graph, TAP, unchanged)):
                     if found is not None:
                         found.returned = True
             with IGNORING:  # then they are looked at each time
-                unguard(output(), self._is_unguarded())
+                output.drop_hook_guards(self._is_unguarded())
             with _rewriting(compiler):
                 return compiler(graph, inputs)
 
@@ -143,13 +138,13 @@ class _Trace:
             return add_key(tap, place)
         of = (tap.owner.sign, place.kind.endswith("_grad"), id(x))
         known = self.keys.get(of)
-        if known is not None and known[0]() is x and known[1] == x._version:
+        if known is not None and known[0]() is x and known[1] == version_of(x):
             first = key_of(known[2])
             if first is not None:
                 first.add(tap, place)
                 return -1
         made = add_key(tap, place)
-        self.keys[of] = (ref(x), x._version, made)
+        self.keys[of] = (ref(x), version_of(x), made)
         self.last = ref(x)
         return made
 
@@ -160,14 +155,23 @@ class _Trace:
         if last is not None and x is not None and last is not x:
             for (sign, is_gradient, number), (_, _, key) in list(self.keys.items()):
                 if number == id(last):
-                    self.keys[sign, is_gradient, id(x)] = (ref(x), x._version, key)
+                    self.keys[sign, is_gradient, id(x)] = (ref(x), version_of(x), key)
 
 
 def _rewriting(compiler: Any) -> AbstractContextManager[Any]:
-    if getattr(compiler, "_compiler_name", None) == "inductor":
+    if generating.is_generator(compiler):
         with IGNORING:  # then they stay as they are
-            return rewriting()
+            return generating.passes(_rewrite_whole, _rewrite_forward, "sonde-2")
     return nullcontext()
+
+
+def _rewrite_whole(graph: Graph) -> None:
+    graph_passes.narrow(graph, TAP)
+    graph_passes.gather(graph, TAP, operators.TAPS, operators.who, grads=True)
+
+
+def _rewrite_forward(graph: Graph) -> None:
+    graph_passes.gather(graph, TAP, operators.TAPS, operators.who, grads=False)
 
 
 _MINDING: Final[WeakSet[TapOwner]] = WeakSet()
@@ -191,17 +195,6 @@ def _is_heard(owners: WeakSet[TapOwner]) -> bool:
 # -- before and around -------------------------------------------------------------------------
 
 
-def stay_out_of(code: CodeType) -> None:
-    """Tell the compiler not to compile this function by itself, nor what it calls.
-
-    It may still be traced as a part of something else. Hooks of the outermost compiled module run
-    outside of the compiled code and would each become a graph of their own.
-    """
-    frames = torch._C._dynamo.eval_frame
-    skip = frames._FrameAction.SKIP
-    frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
-
-
 def stay_out_of_inbuilt(modules: Iterable[nn.Module]) -> None:
     """Do not compile the `forward` of torch's own modules by itself because of our hooks.
 
@@ -215,14 +208,7 @@ def stay_out_of_inbuilt(modules: Iterable[nn.Module]) -> None:
         if code is not None:
             with _LOCK:
                 _SKIPPED.add(code)
-            _skip(code)  # even if it was before: `torch._dynamo.reset()` forgets it
-
-
-def _skip(code: CodeType) -> None:
-    """Do not compile this function by itself; what it calls may be."""
-    frames = torch._C._dynamo.eval_frame
-    action = frames._FrameAction
-    frames.set_code_exec_strategy(code, frames._FrameExecStrategy(action.SKIP, action.DEFAULT))
+            skip(code)  # even if it was before: `torch._dynamo.reset()` forgets it
 
 
 def mind_hooks(owner: TapOwner) -> bool:
@@ -231,13 +217,15 @@ def mind_hooks(owner: TapOwner) -> bool:
     It does not look for hooks where there were none: so code that was compiled for a model that
     nobody watches would be taken for a watched one of the same class, and have none of our taps.
     """
-    config: Any = getattr(sys.modules.get("torch._dynamo"), "config", None)
-    if not hasattr(config, "skip_nnmodule_hook_guards"):  # not there, or being imported
+    if not frames.is_loaded():
         return False
+    frames.check_markers()
     with _LOCK:
-        if not _BEFORE:  # not `_MINDING`: an owner may be gone without a word
-            _BEFORE.append(config.skip_nnmodule_hook_guards)
-        config.skip_nnmodule_hook_guards = False
+        before = frames.set_hook_guards(False)
+        if before is None:
+            owner.troubles.absent(missing())
+        elif not _BEFORE:  # not `_MINDING`: an owner may be gone without a word
+            _BEFORE.append(before)
         _MINDING.add(owner)
         recompile_limit.report_to(_limited)
     return True
@@ -247,14 +235,12 @@ def mind_no_more(owner: TapOwner) -> None:
     """The owner's hooks are gone: be as before when all are."""
     with _LOCK:
         _MINDING.discard(owner)
-        if not _MINDING and _BEFORE:
-            sys.modules["torch._dynamo"].config.skip_nnmodule_hook_guards = _BEFORE.pop()
+        if not _MINDING:
             recompile_limit.report_to(None)
-            frames = torch._C._dynamo.eval_frame
-            default = frames._FrameAction.DEFAULT
+            if _BEFORE:
+                frames.set_hook_guards(_BEFORE.pop())
             while _SKIPPED:
-                strategy = frames._FrameExecStrategy(default, default)
-                frames.set_code_exec_strategy(_SKIPPED.pop(), strategy)
+                frames.skip_no_more(_SKIPPED.pop())
 
 
 def _limited(text: str) -> None:
@@ -267,83 +253,67 @@ def forget_compiled(modules: list[nn.Module]) -> bool:
 
     The compiler does not look for new hooks. What it compiled is compiled again when next called.
     """
-    if "torch._dynamo" not in sys.modules:
-        return False
-    from torch._dynamo.resume_execution import ContinueExecutionCache
-
-    frames = torch._C._dynamo.eval_frame
-    found = False
-    for code in {c for m in modules if (c := getattr(m.forward, "__code__", None)) is not None}:
-        resumed = ContinueExecutionCache.cache.get(code, {}).values()
-        for each in (code, *resumed):
-            if frames._debug_get_cache_entry_list(each):
-                frames.reset_code(each)
-                found = True
-                if each in _SKIPPED:
-                    _skip(each)
-    return found
+    codes = {c for m in modules if (c := getattr(m.forward, "__code__", None)) is not None}
+    return frames.forget_code(codes, lambda code: skip(code) if code in _SKIPPED else None)
 
 
 # -- while tracing -----------------------------------------------------------------------------
 
 
-def _while_tracing(function: F) -> F:
-    """Run the function while the compiler traces; what it returns is a constant of the graph."""
-    # What torch.compiler.assume_constant_result does, which would import the whole compiler (4 s).
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
+@while_tracing
+def is_placing() -> bool:
+    """Whether hooks place operators into what is traced: not into what is exported, and not where
+    this torch does not let them."""
+    if is_exporting():
+        return False
+    if not tracing.is_ready():
+        for owner in list(_MINDING):
+            owner.troubles.absent(missing())
+        return False
+    return True
 
 
-@_while_tracing
-def is_exporting() -> bool:
-    """Whether what is traced will be exported. (Up to 2.11, the compiler takes torch's own function
-    of that name for one that is always true.)"""
-    return getattr(torch.compiler, "_is_exporting_flag", False)
-
-
-@_while_tracing
+@while_tracing
 def _begin() -> bool:
-    known = _traced("tap")
+    known = traced("tap")
     return _TRACE.now().begin(known.value, known)
 
 
-@_while_tracing
+@while_tracing
 def _end() -> int:
-    _TRACE.now().end(_traced("tap").value)
+    _TRACE.now().end(traced("tap").value)
     return 0
 
 
-@_while_tracing
+@while_tracing
 def _is_fixed() -> bool:
-    tap = _traced("tap").value
+    tap = traced("tap").value
     return _TRACE.now().fixed.get(tap, False)
 
 
 # A module that is the same whenever the code runs: its sign is a constant of the code, and guarded.
 
 
-@_while_tracing
+@while_tracing
 def _new_key(sign: str, kind: Kind, slot: str) -> int:
     tap = SIGNED[sign]
     trace = _TRACE.now()
     return trace.key(tap, trace.place(tap, kind, slot), _traced_tensor())
 
 
-@_while_tracing
+@while_tracing
 def _hooking() -> int:
-    _TRACE.now().effects = _translator().output.side_effects
+    _TRACE.now().effects = tracing.side_effects()
     return 0
 
 
-@_while_tracing
+@while_tracing
 def _hooked() -> int:
     """A hook was traced. The compiler replaces its record of side effects by a copy then, and does
     not find again what models write to objects that they made before (a cache of keys and values).
     Our hook writes nothing, so the record that was there is as good."""
     trace = _TRACE.now()
-    output = _translator().output
-    if isinstance(trace.effects, type(output.side_effects)):
-        output.side_effects = trace.effects
+    tracing.restore_side_effects(trace.effects)
     trace.effects = None
     trace.renew(_traced_tensor())
     return 0
@@ -353,19 +323,19 @@ def _hooked() -> int:
 # one module only: these take the tap from the compiler's record of the frame that it traces.
 
 
-@_while_tracing
+@while_tracing
 def _new_place(kind: Kind, slot: str) -> int:
-    return add_place(_TRACE.now().place(_traced("tap").value, kind, slot))
+    return add_place(_TRACE.now().place(traced("tap").value, kind, slot))
 
 
-@_while_tracing
+@while_tracing
 def _can_hook() -> bool:
     if not TRACES_HOOKS:
-        _traced("tap").value.owner.troubles.untraced(torch.__version__)
+        traced("tap").value.owner.troubles.untraced(torch.__version__)
     return TRACES_HOOKS
 
 
-@_while_tracing
+@while_tracing
 def _find_inner(sign: str, kind: Kind) -> bool | None:
     """Set the variable `tap` of the traced function to that of the owner's innermost call; whether
     it is fixed, None if there is none or nothing of it is wanted."""
@@ -373,26 +343,24 @@ def _find_inner(sign: str, kind: Kind) -> bool | None:
     inner = next(((t, k) for t, _, k in reversed(trace.stack) if t.owner.sign == sign), None)
     if inner is None or not _is_attached(inner[0], kind):
         return None
-    _translator().output.current_tx.symbolic_locals["tap"] = inner[1]
+    set_traced("tap", inner[1])
     return trace.fixed[inner[0]]
 
 
-@_while_tracing
+@while_tracing
 def _find_outer(sign: str, kind: Kind) -> int:
     """Set the variable `module` of the traced function to the module whose `forward` is compiled by
     itself; the number of its hook, -1 if there is none, or a call inside of it, or no interest."""
     trace = _TRACE.now()
-    output = _translator().output
-    frame: Any = output.root_tx
-    names = ["self", *frame.f_code.co_varnames[:1]]
-    name = next((n for n in names if isinstance(frame.f_locals.get(n), nn.Module)), None)
-    if name is None or any(t.owner.sign == sign for t, _, _ in trace.stack):
+    outer = tracing.outermost_module()
+    if outer is None or any(t.owner.sign == sign for t, _, _ in trace.stack):
         return -1
-    for number, hook in frame.f_locals[name]._forward_hooks.items():
+    module, record = outer
+    for number, hook in forward_hooks(module).items():
         tap = getattr(hook, "tap", None)
         if isinstance(tap, Tap) and tap.owner.sign == sign and _is_attached(tap, kind):
             trace.meet(tap.owner)
-            output.current_tx.symbolic_locals["module"] = frame.symbolic_locals[name]
+            set_traced("module", record)
             return int(number)
     return -1
 
@@ -405,21 +373,11 @@ def _traced_tensor() -> Tensor | None:
     """What stands for the variable `x` of the function that is being traced: the same if it is the
     same tensor, of a higher version once it was written to. None if that cannot be told."""
     try:
-        x = _traced("x").as_proxy().node.meta["example_value"]
+        x = tracing.example("x")
     except Exception as error:
         pass_on(error)
         return None
     return x if isinstance(x, Tensor) and not x.is_inference() else None
-
-
-def _traced(name: str) -> Any:
-    return _translator().output.current_tx.symbolic_locals[name].realize()
-
-
-def _translator() -> Any:
-    from torch._dynamo.symbolic_convert import InstructionTranslator
-
-    return InstructionTranslator.current_tx()
 
 
 def enter(tap: Tap, tensors: list[tuple[str, Any]]) -> bool:
@@ -459,7 +417,7 @@ def _attach(sign: str, kind: Kind, x: Tensor, name: str) -> None:
         number = _find_outer(sign, kind)
         if number < 0:
             return
-        tap, is_fixed = module._forward_hooks[number].tap, False
+        tap, is_fixed = forward_hook(module, number).tap, False
     if kind == "attach":
         _see(tap, kind, name, x, is_fixed)
     else:

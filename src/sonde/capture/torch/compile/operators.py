@@ -1,7 +1,7 @@
 """The operators that compiled code calls where it has something to show, and what they do then.
 
 `sonde::tap(x, key)` has its place as a constant; a tensor that several modules return or are given
-has one for all of them. `sonde::taps(xs, keys)` is several of these in one, see `gathering.py`.
+has one for all of them. `sonde::taps(xs, keys)` is several of these in one, see `graph_passes.py`.
 Where one compiled piece of code serves several modules (blocks that are compiled one by one), the
 module must not be a constant: `sonde::tap_of(x, module, place)` gets it as a tensor, whose address
 says who it is.
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sonde.capture.native import Bunch
-from sonde.capture.torch.compile.gathering import TapIdentity
+from sonde.capture.torch.compile.graph_passes import TapIdentity
 from sonde.capture.torch.tap import Tap, TapKey, TapPlace
 
 _ANY_LAYOUT: Final = (torch.Tag.flexible_layout,)

@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-_LOG: Final = logging.getLogger("torch._dynamo.convert_frame")
+from sonde._torch_internals.frames import RECOMPILE_LOG
+
 _PATTERN: Final = re.compile(r"hit config\.(\w+) \((\d+)\)\s+function: (.+)")
 
 
@@ -32,9 +33,9 @@ def report_to(report: Callable[[str], None] | None) -> None:
     """Call the function with a message whenever the limit is reached; `None` ends that."""
     _NOTICE.report = report
     if report is None:
-        _LOG.removeFilter(_NOTICE)
+        RECOMPILE_LOG.removeFilter(_NOTICE)
     else:
-        _LOG.addFilter(_NOTICE)
+        RECOMPILE_LOG.addFilter(_NOTICE)
 
 
 def _text(name: str, value: str, function: str) -> str:

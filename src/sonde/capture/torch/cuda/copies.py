@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sonde._torch_internals.tensors import outside_transforms
+
 _AS: Final = {
     torch.bool: torch.int64,
     torch.float16: torch.float32,
@@ -67,7 +69,7 @@ class HostCopies:
             ends[batch] = end = start + (x.numel() if shape else 1)
             self._places.append((batch, start, end, shape))
         # What is sent belongs to no `torch.func` transformation, even if one is running.
-        with torch._C._DisableFuncTorch():
+        with outside_transforms():
             return [_Batch(_joined(several)) for _, several in together.values()]
 
 

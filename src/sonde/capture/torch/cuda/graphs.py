@@ -6,23 +6,20 @@ by then, if the gate is open. So we have to hear of three things: a capture begi
 there, and the hooks must be on, whatever the schedule says), it ends, a graph is replayed (its
 sites are seen in this step). Where the optimizer is in the graph, a step ends with the replay.
 
-`torch.cuda.CUDAGraph` tells nobody of these, so its methods are wrapped while somebody watches;
-they do exactly what they did. Everything that captures goes through them: `torch.cuda.graph`,
-`torch.cuda.make_graphed_callables`, and the compiler's modes that use CUDA graphs.
+`torch.cuda.CUDAGraph` has no hooks for these, so its methods are wrapped while a model is watched:
+see `sonde._torch_internals.patches`.
 """
 
 from __future__ import annotations
 
-import functools
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor, nn
 
 from sonde._signals import IGNORING
+from sonde._torch_internals.patches import forget_graphs, listen_to_graphs
 from sonde.capture.torch.rows.host import DeviceRows, gated
 from sonde.capture.window import SiteGroup, Spot
 from sonde.kernels import torch as plain
@@ -72,11 +69,11 @@ class CudaGraphs:
         self._known: WeakKeyDictionary[Any, CapturedCudaGraph] = WeakKeyDictionary()
         self._observer: Observer | None = None
         self.before_end: Callable[[], None] = lambda: None
-        _listen(self)
+        listen_to_graphs(self)
 
     def close(self) -> None:
         """Hear of no graph any more; those that there are write nothing."""
-        _forget(self)
+        forget_graphs(self)
         for captured in self._known.values():
             with IGNORING:  # the device may be gone by now
                 _open(captured, False)
@@ -147,6 +144,10 @@ class CudaGraphs:
 
         return restore
 
+    def failed(self, error: Exception) -> None:
+        """A method of this has raised; the training goes on."""
+        self.capture.troubles.failed("CUDA graphs", error)
+
 
 def can_capture(x: Tensor) -> bool:
     """Whether it can be read without anything that a capture does not allow."""
@@ -160,86 +161,5 @@ def _open(captured: CapturedCudaGraph, is_open: bool) -> None:
             written.open_gate(is_open)
 
 
-# -- telling -----------------------------------------------------------------------------------
-
 _WRITTEN: Final[WeakKeyDictionary[Any, list[object]]] = WeakKeyDictionary()
 """Memory of ours that a graph reads and writes, also when nobody watches any more."""
-_LISTENERS: Final[WeakSet[CudaGraphs]] = WeakSet()
-_LOCK: Final = threading.Lock()
-_ORIGINALS: Final[dict[tuple[Any, str], Any]] = {}
-
-
-def _listen(graphs: CudaGraphs) -> None:
-    with _LOCK:
-        if not _LISTENERS and torch.cuda.is_available():
-            _install()
-        _LISTENERS.add(graphs)
-
-
-def _forget(graphs: CudaGraphs) -> None:
-    with _LOCK:
-        _LISTENERS.discard(graphs)
-        if not _LISTENERS:
-            for (owner, name), original in _ORIGINALS.items():
-                setattr(owner, name, original)
-            _ORIGINALS.clear()
-
-
-def _install() -> None:
-    graph: Any = torch.cuda.CUDAGraph
-
-    def begin(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        _each(lambda g: g.begins())
-        try:
-            return original(self, *args, **kwargs)
-        except BaseException:
-            _each(lambda g: g.ended(self))
-            raise
-
-    def end(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            _each(lambda g: g.ended(self))
-
-    def replay(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        _each(lambda g: g.replays(self))
-        result = original(self, *args, **kwargs)
-        _each(lambda g: g.replayed(self))
-        return result
-
-    def make(original: Any, callables: Any, *args: Any, **kwargs: Any) -> Any:
-        several = callables if isinstance(callables, tuple) else (callables,)
-        modules = [m for m in several if isinstance(m, nn.Module)]
-        put_back: list[Callable[[], None]] = []
-        _each(lambda g: put_back.append(g.unhook(modules)))
-        try:
-            return original(callables, *args, **kwargs)
-        finally:
-            for put in put_back:
-                put()
-
-    _wrap(graph, "capture_begin", begin)
-    _wrap(graph, "capture_end", end)
-    _wrap(graph, "replay", replay)
-    _wrap(torch.cuda, "make_graphed_callables", make)
-    _wrap(torch.cuda.graphs, "make_graphed_callables", make)
-
-
-def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    original = getattr(owner, name)
-    _ORIGINALS[owner, name] = original
-
-    @functools.wraps(original)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
-
-    setattr(owner, name, wrapped)
-
-
-def _each(act: Callable[[CudaGraphs], object]) -> None:
-    for graphs in list(_LISTENERS):
-        try:
-            act(graphs)
-        except Exception as error:  # training goes on
-            graphs.capture.troubles.failed("CUDA graphs", error)

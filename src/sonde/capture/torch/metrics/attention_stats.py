@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sonde._torch_internals.tensors import current_backward
 from sonde.capture.torch.metrics.accumulate import Array, ClosedStep, StepAccumulators
 from sonde.capture.torch.metrics.attention import SeenAttention
 from sonde.capture.torch.metrics.isolation import Isolation
 from sonde.capture.torch.metrics.replay import Replays
-from sonde.capture.torch.passes import current_backward
 from sonde.capture.torch.tap import Tap
 from sonde.metrics import names
 from sonde.metrics.torch import attention as terms

@@ -13,6 +13,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from sonde._torch_internals.modules import own_parameters
+from sonde._torch_internals.tensors import version_of
 from sonde.capture.leaves import leaves
 from sonde.capture.torch.metrics.accumulate import StepAccumulators
 from sonde.capture.torch.metrics.reference import Reference, first_tensor, unrepeatable
@@ -23,7 +25,7 @@ from sonde.metrics.torch.rcc import Triple, terms
 
 def has_own_parameters(_path: str, module: nn.Module) -> bool:
     """Whether a module computes with parameters itself, and not only its children do."""
-    return any(p is not None for p in module._parameters.values())
+    return any(p is not None for p in own_parameters(module).values())
 
 
 class CoordinateCheck:
@@ -100,4 +102,4 @@ class CoordinateCheck:
 
 
 def _version(x: Tensor | None) -> int:
-    return 0 if x is None or x.is_inference() else x._version
+    return 0 if x is None or x.is_inference() else version_of(x)

@@ -14,6 +14,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from sonde._torch_internals.tensors import version_of
 from sonde.capture.torch.metrics.accumulate import (
     Span,
     StepAccumulators,
@@ -249,4 +250,4 @@ def _joined(tensors: list[Tensor]) -> Tensor:
 
 
 def _version(x: Tensor) -> int:
-    return 0 if x.is_inference() else x._version
+    return 0 if x.is_inference() else version_of(x)

@@ -8,7 +8,9 @@ from types import TracebackType
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+
+from sonde._torch_internals.modules import RUNNING_NORMS, own_buffers, set_buffer
+from sonde._torch_internals.tensors import SET_GRAD_ENABLED, version_of
 
 
 class Isolation:
@@ -29,7 +31,7 @@ class Isolation:
         self._state = torch.default_generator.get_state()
         self._offset = _offset(self._device)
         self._grad = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
+        SET_GRAD_ENABLED(False)
         self._autocast = torch.is_autocast_enabled(self._device.type)
         if self._autocast:
             torch.set_autocast_enabled(self._device.type, False)
@@ -42,7 +44,7 @@ class Isolation:
     ) -> None:
         if self._autocast:
             torch.set_autocast_enabled(self._device.type, True)
-        torch._C._set_grad_enabled(self._grad)
+        SET_GRAD_ENABLED(self._grad)
         torch.default_generator.set_state(self._state)
         if self._offset is not None and _offset(self._device) != self._offset:
             torch.cuda.default_generators[_index(self._device)].set_offset(self._offset)
@@ -76,9 +78,9 @@ class Buffers:
     def kept(self) -> Iterator[None]:
         """Inside of this block the module may be called."""
         held = [
-            (module, name, x, x._version, x.clone())
+            (module, name, x, version_of(x), x.clone())
             for module in self._module.modules()
-            for name, x in module._buffers.items()
+            for name, x in own_buffers(module).items()
             if x is not None and (self._changing is None or (module, name) in self._changing)
         ]
         changed: set[tuple[nn.Module, str]] = set()
@@ -87,8 +89,8 @@ class Buffers:
         finally:
             for module, name, x, version, copy in held:
                 # The kernels of BatchNorm write without raising the version.
-                is_silent = isinstance(module, _NormBase)
-                if is_silent or module._buffers.get(name) is not x or x._version != version:
+                is_silent = isinstance(module, RUNNING_NORMS)
+                if is_silent or own_buffers(module).get(name) is not x or version_of(x) != version:
                     changed.add((module, name))
                     _put_back(module, name, x, copy)
             if self._changing is None:
@@ -98,7 +100,7 @@ class Buffers:
 @torch.no_grad()
 def _put_back(module: nn.Module, name: str, x: Tensor, copy: Tensor) -> None:
     x.copy_(copy)
-    module._buffers[name] = x
+    set_buffer(module, name, x)
 
 
 def _offset(device: torch.device) -> int | None:

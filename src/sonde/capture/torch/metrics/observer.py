@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sonde._torch_internals.tensors import current_backward
 from sonde.capture.drain import Numbers
 from sonde.capture.leaves import leaves
 from sonde.capture.numbers.recent import Recent
@@ -33,7 +34,6 @@ from sonde.capture.torch.metrics.gradient_stages import GradientStages, Stages
 from sonde.capture.torch.metrics.isolation import Isolation
 from sonde.capture.torch.metrics.match import MetricMatches, MetricUse
 from sonde.capture.torch.metrics.reference import Reference, first_tensor
-from sonde.capture.torch.passes import current_backward
 from sonde.capture.torch.rows.host import difference
 from sonde.capture.torch.tap import Tap
 from sonde.capture.window import NATIVE_PHASE, Spot

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde._errors import SondeError
+from sonde._torch_internals.tensors import version_of
 from sonde.capture.leaves import leaves
 from sonde.capture.torch import names
 from sonde.capture.torch.hooks import MAX_SLOTS
@@ -308,7 +309,7 @@ def _shape(x: Tensor | None) -> tuple[int, ...]:
 
 
 def _version(x: Tensor) -> int:
-    return 0 if x.is_inference() else x._version
+    return 0 if x.is_inference() else version_of(x)
 
 
 def _check(found: dict[str, nn.Module], expected: dict[str, nn.Module]) -> None:

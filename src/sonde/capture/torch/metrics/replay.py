@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from sonde._signals import IGNORING, pass_on
+from sonde._torch_internals.streams import CAN_RECOVER, end_pool, raw_stream
+from sonde._torch_internals.tensors import transform_level
 from sonde.capture.torch.metrics.isolation import Isolation
 
 MAX_BYTES: Final = 1 << 26
@@ -44,7 +46,7 @@ class Replays:
 
     def __init__(self, failed: Callable[[Exception], None]) -> None:
         self._failed = failed
-        self._is_off = False
+        self._is_off = not CAN_RECOVER
         self._recipes: dict[Hashable, _Recipe] = {}
         self._met: set[Hashable] = set()
         self._tried: set[Hashable] = set()
@@ -88,7 +90,7 @@ class Replays:
         if not all(type(x) is Tensor and x.is_cuda for x in tensors) or _is_elsewhere(tensors):
             return None
         device = tensors[0].get_device()
-        where = (device, torch._C._cuda_getCurrentRawStream(device))
+        where = (device, raw_stream(device))
         key = (name, where, *((x.dtype, x.shape, x.stride()) for x in tensors))
         recipe = self._recipes.get(key)
         if recipe is not None:
@@ -123,7 +125,7 @@ def _is_elsewhere(tensors: Sequence[Tensor]) -> bool:
     return (
         any(x.get_device() != here for x in tensors)
         or torch.cuda.is_current_stream_capturing()
-        or torch._C._functorch.maybe_current_level() is not None
+        or transform_level() is not None
     )
 
 
@@ -183,7 +185,7 @@ def _recover(device: torch.device, pool: Any) -> None:
     """After a recording that failed, torch takes memory and random numbers for being recorded
     still: stop the one, and set the other right by a recording that goes well."""
     with IGNORING:  # it was not
-        torch._C._cuda_endAllocateToPool(device.index, pool)
+        end_pool(device.index, pool)
     x = torch.zeros(1, device=device)
     graph: Any = super(torch.cuda.CUDAGraph, torch.cuda.CUDAGraph())
     graph.capture_begin(pool=None, capture_error_mode="thread_local")

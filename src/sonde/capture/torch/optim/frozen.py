@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sonde._torch_internals.tensors import version_of
 from sonde.capture.window import Spot
 from sonde.record import SUMS, Event, NumberBatch, SiteInfo, SketchBatch
 
@@ -71,7 +72,7 @@ class FrozenParameters:
             state = self._states[spot] = _State()
         if state.moves or type(x) not in _PLAIN or x.is_inference():
             return True
-        sign = (x._version, x.data_ptr(), lost)
+        sign = (version_of(x), x.data_ptr(), lost)
         if sign != state.sign:
             state.sign = sign
             state.pause = state.wait = 1

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from sonde._torch_internals.frames import never_trace
 from sonde.capture.drain import Numbers
 from sonde.capture.torch.capture import Capture
-from sonde.capture.torch.compile import hooks
 from sonde.capture.torch.cuda import copies
 
 KEYS: Final = ("lr", "betas", "eps", "weight_decay", "momentum")
@@ -62,8 +62,7 @@ class Hyperparameters:
         self._read(optimizer)
 
     # To the compiler of an optimizer's step: call it as it is, and all that it calls.
-    _pre._torchdynamo_disable = True  # type: ignore[attr-defined]
-    hooks.stay_out_of(_pre.__code__)
+    never_trace(_pre)
 
     def read_all(self) -> None:
         """Read what was not read in this step: a CUDA graph was replayed, which calls no hook."""

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 from weakref import ref
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import _disable_current_modes
 
+from sonde._torch_internals.frames import never_trace
+from sonde._torch_internals.tensors import without_modes
 from sonde.capture.drain import DeferredEvent
 from sonde.capture.torch.capture import Capture
-from sonde.capture.torch.compile import hooks
 from sonde.capture.torch.cuda import copies
 from sonde.capture.torch.cuda.timer import meter_for
 from sonde.capture.torch.optim.frozen import FrozenParameters
@@ -87,8 +85,7 @@ class Optimizers:
 
     # To the compiler of an optimizer's step: call these as they are, and all that they call.
     for _hook in (_pre, _post):
-        _hook._torchdynamo_disable = True  # type: ignore[attr-defined]
-        hooks.stay_out_of(_hook.__code__)
+        never_trace(_hook)
     del _hook
 
     def about_to_clip(self, parameters: Sequence[Tensor]) -> None:
@@ -160,7 +157,7 @@ class Optimizers:
             return
         began = time.perf_counter_ns()
         try:
-            with capture.lock, _without_modes():
+            with capture.lock, without_modes():
                 if part != _AFTER:  # nobody changes the model while the optimizer is at work
                     self._select()
                 see()
@@ -408,11 +405,6 @@ class Optimizers:
         if watched is not None and watched.parameter() is parameter:
             return watched
         return None
-
-
-def _without_modes() -> AbstractContextManager[object]:
-    """Parameters are real, whatever a mode of torch's would make of a copy: a fake, maybe."""
-    return nullcontext() if not torch._C._len_torch_dispatch_stack() else _disable_current_modes()
 
 
 def _parameters_of(optimizer: Optimizer) -> list[Tensor]:

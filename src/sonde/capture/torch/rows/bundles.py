@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sonde._signals import pass_on
+from sonde._torch_internals.tensors import stands_for_zeros
 from sonde.capture.torch.rows.host import DeviceRows, TensorCopies
 from sonde.capture.window import SiteGroup, Spot
 
@@ -105,6 +106,6 @@ class TensorBundle:
 
     def fits_at(self, k: int, x: Tensor | None) -> bool:
         """Whether this one is there, and as it was prepared for: in memory, too."""
-        if x is None or x._is_zerotensor():
+        if x is None or stands_for_zeros(x):
             return False
         return looks_of(x) == self.looks[k]

@@ -19,6 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sonde._torch_internals.streams import current_device, raw_stream
+from sonde._torch_internals.tensors import outside_transforms
 from sonde.capture import native
 from sonde.capture.torch.rows.host import TensorCopies
 from sonde.capture.torch.rows.pinned import PinnedPlaces, PlacedRows
@@ -26,8 +28,6 @@ from sonde.capture.window import FilledRows
 from sonde.kernels import c, cuda, layout
 from sonde.kernels import torch as plain
 
-_stream_of: Final = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _index: 0)
-_current_device: Final = getattr(torch._C, "_cuda_getDevice", lambda: 0)
 _VECTORS: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _SLICE_ROWS: Final = 2048
 """Rows of a table, 34 MB: enough for all sites of a transformer of 24 layers."""
@@ -45,14 +45,14 @@ def table_for(device: torch.device) -> CudaTable:
     """
     index = device.index if device.index is not None else torch.cuda.current_device()
     kernel = kernel_on(index)
-    with torch.cuda.device(index), torch._C._DisableFuncTorch():
+    with torch.cuda.device(index), outside_transforms():
         return CudaTable(torch.device("cuda", index), kernel)
 
 
 def kernel_on(index: int) -> cuda.Kernel:
     """The kernel on the device of that number; raises as `table_for` does."""
     properties = torch.cuda.get_device_properties(index)
-    with torch.cuda.device(index), torch._C._DisableFuncTorch():
+    with torch.cuda.device(index), outside_transforms():
         torch.empty(1, device="cuda")  # makes the context that the kernel is loaded into
         capability = (properties.major, properties.minor)
         return cuda.load(index, capability, properties.multi_processor_count)
@@ -122,7 +122,7 @@ class CudaTable:
     def add(self, index: int, x: Tensor, *, gated: bool = False) -> None:
         address = self._address(index)
         gate = self._gate_address if gated else 0
-        if _current_device() != self._index:
+        if current_device() != self._index:
             with self._here():
                 self._add(address, x, gate)
         elif plain.is_plain(x) and x.is_contiguous():
@@ -132,7 +132,7 @@ class CudaTable:
                 x.numel(),
                 address,
                 1,
-                _stream_of(self._index),
+                raw_stream(self._index),
                 gate,
             )
         else:
@@ -230,10 +230,10 @@ class CudaTable:
 
     def _here(self) -> AbstractContextManager[object]:
         """What is launched inside is launched on this device, whichever is the current one."""
-        return _NOTHING if _current_device() == self._index else torch.cuda.device(self._index)
+        return _NOTHING if current_device() == self._index else torch.cuda.device(self._index)
 
     def _stream(self) -> int:
-        return _stream_of(self._index)
+        return raw_stream(self._index)
 
 
 class _Pages:

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sonde._torch_internals.tensors import outside_transforms
 from sonde.capture import native
 from sonde.capture.window import FilledRows, Rows, RowTable
 from sonde.kernels import c, layout
@@ -312,13 +313,13 @@ class PlainTable:
     def ensure(self, n_rows: int) -> None:
         if n_rows > len(self._rows):
             grown = self._new(max(n_rows, min(2 * len(self._rows), _SLICE_ROWS)))
-            with torch._C._DisableFuncTorch():
+            with outside_transforms():
                 grown[: len(self._rows)] = self._rows
             self._rows = grown
 
     def take(self, used: int | None = None, *, early: bool = False) -> FilledRows:
         if early and self._device.type == "cpu":
-            with torch._C._DisableFuncTorch():
+            with outside_transforms():
                 table = self._rows.numpy()
             columns = layout.unpack(table[:used])
             layout.clear(table)
@@ -357,7 +358,7 @@ class PlainTable:
 
     def _new(self, n_rows: int) -> Tensor:
         # Rows belong to no `torch.func` transformation, even if one is running.
-        with torch._C._DisableFuncTorch():
+        with outside_transforms():
             return torch.from_numpy(layout.new_table(n_rows)).to(self._device)
 
 
@@ -371,7 +372,7 @@ class _PlainRows:
         self.size_bytes = rows.nbytes
 
     def sketches(self, rows: NDArray[np.int64]) -> Sketches:
-        with torch._C._DisableFuncTorch():
+        with outside_transforms():
             table = self._rows.cpu().numpy()
         return take(layout.unpack(table), rows)
 

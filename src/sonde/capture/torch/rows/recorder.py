@@ -13,6 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from sonde._torch_internals.tensors import copy_each
 from sonde.capture.drain import Drain, StepEnd, WindowRows
 from sonde.capture.native import Place, Row
 from sonde.capture.torch.cuda.graphs import CapturedCudaGraph, can_capture
@@ -177,7 +178,7 @@ class Recorder:
                 self._add_share(share, own, None, copies=copies)
             else:
                 own = [x.detach() for x in own]
-                torch._foreach_copy_([copies.like(i, x) for i, x in enumerate(own)], own)
+                copy_each([copies.like(i, x) for i, x in enumerate(own)], own)
             kept.append(copies)
         for k in bundle.odd:
             if sketches:
