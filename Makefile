@@ -4,6 +4,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 BENCH_VENV := build/bench-venv
+TRACKERS_VENV := build/trackers-venv
 WORKERS ?= 2
 MINUTES ?= 10
 ARGS ?=
@@ -22,7 +23,7 @@ NODE := $(shell node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 :
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check web types page format bench fuzz matrix soak system clean
+.PHONY: help demo test check web types page format bench fuzz matrix soak system trackers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +74,9 @@ bench: $(BENCH_VENV)/ready ## measure; results go to benchmarks/results (quiet m
 	$(BENCH_VENV)/bin/python -W ignore benchmarks/compiled.py
 	$(BENCH_VENV)/bin/python -W ignore benchmarks/overhead.py
 
+trackers: $(TRACKERS_VENV)/ready ## test the sinks with all trackers, in an environment of their own
+	$(TRACKERS_VENV)/bin/python -m pytest tests/sinks $(ARGS)
+
 fuzz: $(VENV)/ready ## mutate every kind of file of a run 2,000 times (ARGS="--mutations 50" for a short one)
 	PYTHONPATH=tests/store $(BIN)/python tests/faults/fuzz.py $(ARGS)
 
@@ -99,6 +103,13 @@ clean: ## remove what the other targets have made, not the runs
 
 $(VENV)/ready: $(INPUTS)
 	$(call install,$(VENV),dev)
+
+# What these trackers ask for is older than what is pinned: those pins are left out.
+$(TRACKERS_VENV)/ready: $(INPUTS)
+	$(call install,$(TRACKERS_VENV),dev)
+	grep -vE '^(googleapis|opentelemetry|pillow|protobuf|pyarrow|python-dateutil)' constraints.txt > $(TRACKERS_VENV)/pins
+	$(TRACKERS_VENV)/bin/python -m pip install --quiet -c $(TRACKERS_VENV)/pins --group trackers
+	@touch $@
 
 $(BENCH_VENV)/ready: $(INPUTS)
 	$(call install,$(BENCH_VENV),bench)

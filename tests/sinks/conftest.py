@@ -63,7 +63,9 @@ class Told:
 def trained(tmp_path):
     """Trains `Deep` for 100 steps with sinks; the run, opened."""
 
-    def train(sinks, *, steps=STEPS, after=lambda watch, step: None, dir=tmp_path / "runs", **more):
+    def train(
+        sinks, *, steps=STEPS, after=None, close_timeout_s=None, dir=tmp_path / "runs", **more
+    ):
         torch.manual_seed(0)
         model = Deep()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -77,7 +79,10 @@ def trained(tmp_path):
                 optimizer.step()
                 optimizer.zero_grad()
                 watch.log(loss=loss)
-                after(watch, step)
+                if after is not None:
+                    after(watch, step)
+            if close_timeout_s is not None:
+                watch.close(timeout_s=close_timeout_s)
         return sonde.open(watch.path)
 
     return train

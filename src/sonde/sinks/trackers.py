@@ -9,7 +9,10 @@ from sonde._errors import SondeError
 from sonde.sinks.sink import Sink
 
 TRACKERS: Final = {
+    "mlflow": "MLflow",
+    "neptune": "Neptune",
     "tensorboard": "TensorBoard",
+    "trackio": "Trackio",
     "wandb": "WandB",
 }
 """The class of each, in the module of that name."""

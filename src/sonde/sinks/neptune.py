@@ -1,0 +1,71 @@
+"""Neptune: series and histograms of a `neptune_scale.Run`, in the namespaces of TorchWatcher.
+
+The hosted service closed in 2026. The client still writes offline files, which `sonde import` reads
+and successors of the service take in; see docs/trackers.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+
+from sonde._errors import SondeError
+from sonde._require import require
+from sonde.sinks.keys import shared_key
+from sonde.sinks.sink import HISTOGRAM, Reading, Series, Sink, SinkOptions
+
+
+class Neptune(Sink):
+    """Logs to a `neptune_scale.Run`, which has to be given.
+
+    Keys are `{prefix}/{base_namespace}/{activations|gradients|parameters}/{layer}/{stat}`. The name
+    of a parameter has a `/` before its last part: `parameters/fc1/weight/mean`.
+    """
+
+    defaults: ClassVar[SinkOptions] = {"bins": 50, "stats": "mean"}
+
+    def __init__(
+        self,
+        run: Any = None,  # neptune_scale.Run. Any: the package may not be installed
+        *,
+        base_namespace: str = "model_internals",
+        **options: Unpack[SinkOptions],
+    ) -> None:
+        super().__init__(**options)
+        require("neptune_scale", extra="neptune")
+        self._types = require("neptune_scale.types", extra="neptune")
+        if run is None:
+            raise SondeError("Neptune has no active run. Give one: `Neptune(neptune_scale.Run())`.")
+        self._run = run
+        self._base = base_namespace
+
+    def key(self, series: Series) -> str:
+        phase = "" if series.phase == "train" else f"{series.phase}/"
+        key = shared_key(series).removeprefix(phase)
+        if series.kind in {"param", "param_grad", "update", "optim"} and series.module:
+            key = key.replace(f"/{series.module}.", f"/{series.module}/", 1)
+        if series.name == HISTOGRAM and series.kind is not None:
+            key = f"{key}/hist"
+        return f"{phase}{self._base}/{key}"
+
+    def write(self, readings: Sequence[Reading]) -> None:
+        for reading in readings:
+            if reading.numbers:
+                self._run.log_metrics(reading.numbers, step=reading.step)
+            drawn = {
+                key: self._types.Histogram(
+                    bin_edges=histogram.edges.tolist(), counts=_whole(histogram.counts)
+                )
+                for key, histogram in reading.histograms.items()
+                if reading.sketches[key].finite
+            }
+            if drawn:
+                self._run.log_histograms(drawn, step=reading.step)
+
+
+def _whole(counts: np.ndarray[Any, np.dtype[np.float64]]) -> list[int]:
+    """Whole counts with the same total: Neptune takes no others."""
+    upto = np.round(np.cumsum(counts)).astype(np.int64)
+    return np.diff(upto, prepend=0).tolist()  # type: ignore[no-any-return]  # a list of int
