@@ -15,7 +15,7 @@ from torch import nn
 
 import sonde
 from sonde.capture.native import Row, Seen
-from sonde.capture.torch.passes import HeldTensor
+from sonde.capture.torch.collector import HeldTensor
 from sonde.capture.torch.rows import host
 from sonde.capture.torch.tap import Tap
 from sonde.kernels import layout

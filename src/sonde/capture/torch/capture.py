@@ -36,7 +36,7 @@ from sonde.capture.phases import is_training
 from sonde.capture.plan import Plan, Schedule
 from sonde.capture.steps import WatchEvent, WatchState
 from sonde.capture.torch import model_graph, names
-from sonde.capture.torch.collector import Collector
+from sonde.capture.torch.collector import Collector, Pass, pop
 from sonde.capture.torch.compile import hooks
 from sonde.capture.torch.cuda.graphs import CudaGraphs
 from sonde.capture.torch.hooks import MAX_SLOTS, inputs
@@ -46,7 +46,6 @@ from sonde.capture.torch.mistakes import Mistakes
 from sonde.capture.torch.modules import WatchedModules
 from sonde.capture.torch.passes import (
     Checkpoints,
-    Pass,
     bind,
     forget_passes,
     is_being_traced,
@@ -54,7 +53,6 @@ from sonde.capture.torch.passes import (
     is_replica,
     native_path,
     phase_of,
-    pop,
 )
 from sonde.capture.torch.rows.host import table_for
 from sonde.capture.torch.rows.recorder import Recorder, Tables
@@ -208,7 +206,7 @@ class Capture:
             self.spent_ns += time.perf_counter_ns() - began
 
     def traced(self) -> None:
-        self.taps.stay()
+        self.taps.must_stay = True
         self.taps.share()
         self.steps.wake()
 
@@ -227,7 +225,7 @@ class Capture:
         """A tap in compiled code ran: what an eager hook does. Which tensors are the same was found
         out when it was compiled: generated code writes into buffers without any trace of it. A part
         of the model that is computed again in backward counts once."""
-        self.taps.stay()
+        self.taps.must_stay = True
         began = time.perf_counter_ns()
         try:
             with self.lock:
@@ -326,7 +324,7 @@ class Capture:
         if isinstance(module, ParametrizationList) or is_being_traced():
             return False
         if not tap.is_root:
-            self.taps.stay()  # a part that is called by itself must be noticed
+            self.taps.must_stay = True  # a part that is called by itself must be noticed
         self._start_pass(at, phase_of(self.phases, self._root(), module))
         return True
 
@@ -397,7 +395,7 @@ class Capture:
         """A module with one hook was called by itself: whether that is a pass of ours."""
         if is_being_traced():
             return False
-        self.taps.stay()
+        self.taps.must_stay = True
         self._start_pass(at, phase_of(self.phases, self._root(), module))
         return True
 

@@ -1,26 +1,34 @@
 """The collector: from a tensor that is met in a pass to its spot, and to a hook on its gradient.
 
-A tensor that was met before in the pass, and has not changed since, is not read again. Not
-thread-safe: the capture serialises.
+A `Pass` is one outermost call of a watched model (or of a part of it) in one thread. While it
+lasts, it holds which modules are being called, how often each was called, and which tensors were
+met: a tensor that is met again unchanged is not read again.
+
+What is known of a change is its version, which every operation of torch raises. A write that torch
+does not see (through `.data`, or by a foreign kernel into an existing tensor) is not seen here.
+
+Not thread-safe: the capture serialises.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor
 
+from sonde._torch_internals.tensors import version_of
 from sonde.capture.native import MOST_PLACES, GradHook, Point, Row, Seen
 from sonde.capture.torch.hooks import MAX_SLOTS, hook_gradient
-from sonde.capture.torch.metrics.observer import Observer
-from sonde.capture.torch.passes import HeldTensor, LeafHooks, Pass
 from sonde.capture.torch.rows.recorder import Recorder
 from sonde.capture.torch.tap import Tap, TapKey, TapOwner
 from sonde.capture.troubles import Troubles
 from sonde.capture.window import NATIVE_PHASE, Spot
 from sonde.record import Kind
+
+if TYPE_CHECKING:
+    from sonde.capture.torch.metrics.observer import Observer
 
 
 class Collector:
@@ -186,6 +194,127 @@ class Collector:
             return False
         self._troubles.skip(tap.path or ".", f"more than max_calls={limit} calls per pass")
         return True
+
+
+class Pass:
+    """The pass that a thread is in; with an empty stack, the last one it was in."""
+
+    __slots__ = ("calls", "phase", "redone", "returned", "seen", "stack")
+
+    def __init__(self) -> None:
+        self.phase = "train"
+        self.stack: list[tuple[Tap, int]] = []
+        self.redone: list[tuple[Tap, int]] = []
+        self.calls: dict[Tap, int] = {}
+        self.seen: dict[int, Seen] = {}
+        self.returned = HeldTensor()
+
+    def begin(self, phase: str) -> None:
+        self.phase = phase
+        self.returned.clear()
+        self.stack.clear()
+        self.calls.clear()
+        self.seen.clear()
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether what is being called belongs to no pass, see `Capture._enter`."""
+        return bool(self.stack) and self.stack[-1][1] < 0
+
+    def next_call(self, tap: Tap) -> int:
+        """The number of this call of the module within the pass."""
+        call = self.calls.get(tap, 0)
+        self.calls[tap] = call + 1
+        return call
+
+    def look(self, x: Tensor) -> Seen:
+        """What is known of this very tensor, unchanged since; else a fresh entry."""
+        if x.is_inference():
+            return Seen(x, 0)  # nobody counts its versions
+        version = version_of(x)
+        seen = self.seen.get(id(x))
+        if seen is None or seen.version != version or seen.ref() is not x:
+            seen = self.seen[id(x)] = Seen(x, version)
+        return seen
+
+
+def pop(stack: list[tuple[Tap, int]], tap: Tap) -> int:
+    """The call of the module that ends; -1 if it never began. Calls above it never returned."""
+    if stack and stack[-1][0] is tap:
+        return stack.pop()[1]
+    if not any(t is tap for t, _ in stack):
+        return -1
+    while stack:
+        top, call = stack.pop()
+        if top is tap:
+            return call
+    return -1
+
+
+class HeldTensor:
+    """A tensor that one piece of code has seen and another one is going to see, until that asks."""
+
+    __slots__ = ("_row", "_version", "_window", "x")
+
+    def __init__(self) -> None:
+        self.x: Tensor | None = None
+        self._version = 0
+        self._row: Row | None = None
+        self._window = -1
+
+    def put(self, x: Tensor, row: Row | None) -> None:
+        """The row that holds it as it is now."""
+        if row is not None and not x.is_inference():  # of which nobody counts the versions
+            self.x, self._version, self._row, self._window = x, version_of(x), row, row.window
+
+    def row_of(self, x: Tensor) -> Row | None:
+        """The row that holds this very tensor, unchanged since, if that is what was put here. Code
+        may hand it out as another object for the same memory, which has not been written to."""
+        held = self.x
+        if held is None or x.is_inference() or self._version != version_of(x):
+            return None
+        if held is not x and not _is_same_memory(held, x):
+            return None
+        row = self._row
+        self.clear()
+        return row if row is not None and row.window == self._window else None
+
+    def clear(self) -> None:
+        self.x = self._row = None
+
+
+def _is_same_memory(a: Tensor, b: Tensor) -> bool:
+    if type(a) is not Tensor or type(b) is not Tensor:
+        return False
+    return (
+        a.device == b.device
+        and a.dtype is b.dtype
+        and a.shape == b.shape
+        and a.stride() == b.stride()
+        and a.data_ptr() == b.data_ptr()
+    )
+
+
+class LeafHooks:
+    """Hooks on the gradients of leaves, which outlive a pass: one per leaf, until the step ends."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[ref[Tensor], GradHook, Any]] = {}
+
+    def watch(self, x: Tensor, spot: Spot, owner: TapOwner) -> None:
+        held = self._held.get(id(x))
+        if held is None or held[0]() is not x:
+            hook = GradHook(owner, spot)
+            held = self._held[id(x)] = (ref(x), hook, x.register_hook(hook))
+        if spot not in held[1].spots:
+            held[1].spots.append(spot)
+
+    def clear(self) -> None:
+        for _, _, handle in self._held.values():
+            handle.remove()
+        self._held.clear()
 
 
 def _spot(tap: Tap, kind: Kind, call: int, slot: str, phase: str) -> Spot:

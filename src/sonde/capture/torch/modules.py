@@ -20,7 +20,10 @@ MODULE_KINDS: Final[frozenset[Kind]] = frozenset({"input", "output", "input_grad
 
 
 class WatchedModules:
-    """One tap per module that is selected, or needed to know where an attached tensor belongs."""
+    """One tap per module that is selected, or needed to know where an attached tensor belongs.
+
+    While `must_stay` is set, hooks are not taken off between due steps: something counts on them.
+    """
 
     def __init__(
         self, owner: TapOwner, structure: names.ModelStructure, troubles: Troubles
@@ -32,7 +35,7 @@ class WatchedModules:
         self._version = -1
         self._taps: dict[int, Tap] = {}
         self._is_resting = False
-        self._must_stay = False
+        self.must_stay = False
         self._is_minded = False
         self._is_shared = False
         self._follows = False
@@ -115,13 +118,9 @@ class WatchedModules:
         self._version = -1
         self.scan(root)
 
-    def stay(self) -> None:
-        """Never take the hooks off while the watch is open: something counts on all of them."""
-        self._must_stay = True
-
     def rest(self) -> None:
         """Take the hooks off while there is nothing to record, but for those of the root."""
-        if not (self._is_resting or self._must_stay or self._structure.has_regions):
+        if not (self._is_resting or self.must_stay or self._structure.has_regions):
             self._is_resting = True
             for tap in self._taps.values():
                 if not tap.is_root:
@@ -137,7 +136,7 @@ class WatchedModules:
             if not tap.is_root:
                 hang(tap, module, self._number)
         is_compiled = hooks.forget_compiled([m for _, m in known])
-        self._must_stay |= is_compiled
+        self.must_stay |= is_compiled
         return is_compiled
 
     def unhook(self, modules: Sequence[nn.Module]) -> Callable[[], None]:
