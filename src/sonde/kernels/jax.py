@@ -64,18 +64,20 @@ def check(x: Any) -> None:
         raise Unreadable("dtype float0: it has no values")
 
 
-def sketch(*arrays: Any, kernel: Kernel) -> Array:
+def sketch(*arrays: Any, kernel: Kernel, parts: int = 1) -> Array:
     """Rows of the sketches of arrays, (n, ROW) words. Every array must pass `check`.
 
+    With `parts`, each array has that many rows, one for each part of its first dimension.
     `Any`: JAX arrays, traced or not.
     """
     if not arrays:
         return jnp.zeros((0, ROW), jnp.uint32)
     if kernel == "xla":
-        return jnp.stack([xla.sketch(x) for x in arrays])
+        pieces = [p for x in arrays for p in (jnp.split(x, parts) if parts > 1 else [x])]
+        return jnp.stack([xla.sketch(x) for x in pieces])
     _REGISTER[kernel]()
     ready = [_readable(jnp.asarray(x), kernel) for x in arrays]
-    result = jax.ShapeDtypeStruct((len(ready), ROW), jnp.uint32)
+    result = jax.ShapeDtypeStruct((len(ready) * parts, ROW), jnp.uint32)
     rows: Array = jax.ffi.ffi_call(_TARGET, result)(*ready)
     return rows
 

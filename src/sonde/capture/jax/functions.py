@@ -149,14 +149,21 @@ class _Recorded:
         try:
             version = self._version(split)
         except Exception as error:
-            pass_on(error)
-            self.is_off = True
-            self._owner.unrecorded(self._function, error)
-            return self._function(*args, **kwargs)
-        with _CONTEXT(id(self._owner)):
-            outputs, rows = version.run(*split.arrays)
+            return self._alone(error, args, kwargs)
+        try:
+            with _CONTEXT(id(self._owner)):
+                outputs, rows = version.run(*split.arrays)
+        except jax.errors.UnexpectedTracerError as error:  # before anything has run
+            return self._alone(error, args, kwargs)
         self._owner.take_rows(version.layout, rows, phase, version.types)
         return jax.tree_util.tree_unflatten(version.tree, outputs)
+
+    def _alone(self, error: Exception, args: Any, kwargs: Any) -> Any:
+        """The function as it is, from now on: it cannot be recorded."""
+        pass_on(error)
+        self.is_off = True
+        self._owner.unrecorded(self._function, error)
+        return self._function(*args, **kwargs)
 
     def _version(self, split: _Split) -> _Version:
         version = self._versions.get(split.key)

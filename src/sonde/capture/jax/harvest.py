@@ -23,6 +23,10 @@ from jax.sharding import Mesh, Sharding
 from sonde.capture.jax.taps import Call, Tap, cotap_p, tap_p
 from sonde.kernels import jax as kernels
 from sonde.kernels import xla
+from sonde.record import PARAMETER_KINDS
+
+MOST_TURNS: Final = 256
+"""Turns of a loop that are told apart where no parameter says whether they are layers."""
 
 _TOGETHER: Final = 512
 """Arrays that one call of the kernel takes at most."""
@@ -30,10 +34,18 @@ _TOGETHER: Final = 512
 
 @dataclass(eq=False)
 class Loop:
-    """A `scan`: how many turns it has, and the calls that happen in each."""
+    """A `scan`: how many turns it has, and the calls that happen in each. Or, with a `path`, a
+    module whose parameters are stacked for one."""
 
     length: int
-    calls: frozenset[Call]
+    calls: frozenset[Call] = frozenset()
+    path: str | None = None
+
+    def runs_over_layers(self, call: Call) -> bool:
+        """Whether the model keeps parameters of the call's module for each turn."""
+        if call.size and call.whole:
+            return call.whole == self.length * call.size and self.length > 1
+        return self.length <= MOST_TURNS
 
 
 @dataclass(frozen=True)
@@ -67,6 +79,7 @@ class Harvest:
     kernel: kernels.Kernel
     mesh: Mesh | None = None
     skip: Callable[[str, str], None] = lambda _where, _reason: None
+    _stacks: dict[str, int] = field(default_factory=dict)
     _tapped: dict[int, tuple[Jaxpr, bool]] = field(default_factory=dict)
 
     @property
@@ -76,6 +89,7 @@ class Harvest:
     def __call__(self, closed: ClosedJaxpr, args: Sequence[Any]) -> tuple[list[Any], list[Group]]:
         """The function's outputs, and what was harvested."""
         jaxpr, consts = _opened(closed)
+        self._stacks = dict(_stacks_in(jaxpr))
         return self._walk(jaxpr, consts, args, is_again=False)
 
     def rows_of(self, groups: Sequence[Group]) -> Array:
@@ -153,18 +167,42 @@ class Harvest:
                 self.skip(f"{tap.path or '.'}/{tap.kind}/{tap.slot}", str(reason))
             else:
                 readable.append((tap, x))
-        found = []
-        for first in range(0, len(readable), _TOGETHER):
-            some = readable[first : first + _TOGETHER]
-            arrays = [x for _, x in some]
+        by_stack: dict[tuple[str, int] | None, list[tuple[Tap, Any]]] = {}
+        for tap, x in readable:
+            by_stack.setdefault(self._stack_of(tap, x), []).append((tap, x))
+        return [
+            self._together(stack, some[first : first + _TOGETHER])
+            for stack, some in by_stack.items()
+            for first in range(0, len(some), _TOGETHER)
+        ]
+
+    def _stack_of(self, tap: Tap, x: Any) -> tuple[str, int] | None:
+        """The module whose layers a parameter is stacked for, and how many there are."""
+        if tap.kind not in PARAMETER_KINDS:
+            return None
+        for path, n in self._stacks.items():
+            is_inside = tap.path == path or tap.path.startswith(f"{path}.") or not path
+            if is_inside and x.ndim and x.shape[0] == n:
+                return path, n
+        return None
+
+    def _together(self, stack: tuple[str, int] | None, some: list[tuple[Tap, Any]]) -> Group:
+        """One call of the kernel; one for each array where they are spread over devices."""
+        n_parts = 1 if stack is None else stack[1]
+        arrays = [x for _, x in some]
+        if self.mesh is None:
+            rows = kernels.sketch(*arrays, kernel=self.kernel, parts=n_parts)
+            rows = rows.reshape(len(arrays), n_parts, 1, kernels.ROW)
+        else:
+            sharded = partial(kernels.sketch_shards, kernel=self.kernel, mesh=self.mesh)
+            parts = [[x] if stack is None else list(x) for x in arrays]
+            rows = jnp.stack([jnp.stack([sharded(p) for p in of]) for of in parts])
+        rows = jnp.moveaxis(rows, 0, 2)  # of (arrays, parts, devices, words)
+        if stack is None:
             cuts = tuple(Cut(tap, x.dtype.name, tuple(x.shape)) for tap, x in some)
-            if self.mesh is None:
-                rows = kernels.sketch(*arrays, kernel=self.kernel)[None]
-            else:
-                sharded = partial(kernels.sketch_shards, kernel=self.kernel, mesh=self.mesh)
-                rows = jnp.stack([sharded(x) for x in arrays], axis=1)
-            found.append(Group(cuts, rows))
-        return found
+            return Group(cuts, rows[0])
+        cuts = tuple(Cut(tap, x.dtype.name, tuple(x.shape[1:])) for tap, x in some)
+        return Group(cuts, rows, (Loop(n_parts, path=stack[0]),))
 
     # -- primitives that hold functions --------------------------------------------------------
 
@@ -271,6 +309,20 @@ _WALKS: Final[dict[str, _Walk]] = {
     "cond": Harvest.walk_cond,
 }
 """How each primitive that holds functions is walked. Taps inside any other are skipped."""
+
+
+def _stacks_in(jaxpr: Jaxpr) -> Iterator[tuple[str, int]]:
+    """Modules whose layers a `scan` runs over, with how many they are."""
+    for eqn in jaxpr.eqns:
+        inner = list(jaxprs_in(eqn.params))
+        if eqn.primitive.name == "scan":
+            calls = {t.call for j in inner for t in taps_in(j) if t.call is not None}
+            loop = Loop(eqn.params["length"])
+            for call in calls:
+                if call.parent not in calls and call.size and loop.runs_over_layers(call):
+                    yield call.path, loop.length
+        for j in inner:
+            yield from _stacks_in(j)
 
 
 def taps_in(jaxpr: Jaxpr) -> Iterator[Tap]:

@@ -10,14 +10,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
-from sonde.capture.jax.harvest import Cut, Group, Loop
+from sonde.capture.jax.harvest import MOST_TURNS, Cut, Group, Loop
 from sonde.capture.jax.taps import Call, Tap
 from sonde.record import Kind, Site
-
-_MOST_TURNS: Final = 256
-"""Turns of a loop that are told apart where no parameter says whether they are layers."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +77,12 @@ def _site(tap: Tap, call: int, loops: Sequence[Loop], turn: Sequence[int]) -> Si
     cuts: list[tuple[int, int]] = []  # after how many characters of the path, which turn
     for loop, i in zip(loops, turn, strict=True):
         inner = next(_calls_inside(tap, loop), None)
-        if inner is not None:
-            if _runs_over_layers(inner, loop):
+        if loop.path is not None:
+            cuts.append((len(loop.path), i))
+        elif inner is not None:
+            if loop.runs_over_layers(inner):
                 cuts.append((len(inner.path), i))
-        elif loop.length <= _MOST_TURNS:
+        elif loop.length <= MOST_TURNS:
             slot = f"{slot}.{i}"
     for at, i in sorted(cuts, reverse=True):
         path = f"{path[:at]}.{i}{path[at:]}" if at else f"{i}.{path}".rstrip(".")
@@ -100,10 +98,3 @@ def _calls_inside(tap: Tap, loop: Loop) -> Iterator[Call]:
             around.append(call)
         call = call.parent
     yield from reversed(around)
-
-
-def _runs_over_layers(call: Call, loop: Loop) -> bool:
-    """Whether the model keeps parameters for each turn of the loop."""
-    if call.size and call.whole:
-        return call.whole == loop.length * call.size and loop.length > 1
-    return loop.length <= _MOST_TURNS

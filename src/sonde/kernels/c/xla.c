@@ -4,7 +4,8 @@
    here are declared here, so that building needs nothing of XLA; a process whose XLA has shorter
    ones, or another major version, gets an error and no wrong number.
 
-   A call has n arrays as arguments and one result, n rows. On the CPU the pass is the one of pass.c.
+   A call has n arrays as arguments and one result, n rows; or k times as many, for the k equal parts
+   that each array is then taken for, one after the other in memory. On the CPU the pass is the one of pass.c.
    On CUDA the functions of sketch.cu are launched on XLA's stream through the driver; nothing else is
    done there, so XLA may put a call into a CUDA graph. */
 #include <Python.h>
@@ -135,6 +136,13 @@ static int64_t length(const Buffer *buffer)
     return n;
 }
 
+/* How many parts each array is taken for. */
+static int64_t parts_of(const Frame *frame)
+{
+    int64_t n = frame->arguments.n;
+    return n ? length(frame->results.buffers[0]) / (n * WORDS * 2) : 0;
+}
+
 /* What is wrong with a call, or NULL. */
 static const char *wrong(const Frame *frame)
 {
@@ -144,29 +152,32 @@ static const char *wrong(const Frame *frame)
     if (frame->stage != EXECUTE)
         return "Sonde's handler runs in the execute stage only";
     int64_t n = frame->arguments.n;
-    if (frame->results.n != 1 || length(frame->results.buffers[0]) != n * WORDS * 2)
-        return "a sketch of n arrays has one result of n rows";
+    if (frame->results.n != 1 || length(frame->results.buffers[0]) % (n * WORDS * 2 + !n))
+        return "a sketch of n arrays has one result of n rows, or of several for each";
     for (int64_t i = 0; i < n; i++)
         if (frame->arguments.types[i] != IS_BUFFER ||
             frame->arguments.buffers[i]->size < sizeof(Buffer))
             return "a sketch takes arrays";
+    for (int64_t i = 0; i < n; i++)
+        if (length(frame->arguments.buffers[i]) % parts_of(frame))
+            return "an array cannot be taken apart into equal parts";
     return NULL;
 }
 
 /* -- the CPU -------------------------------------------------------------------------------------- */
 
 /* Complex numbers count by their modulus, taken in float64. */
-static void add_moduli(int64_t *row, const Buffer *buffer, int64_t n)
+static void add_moduli(int64_t *row, int type, const char *data, int64_t n)
 {
     double moduli[BLOCK];
-    const float *narrow = buffer->data;
-    const double *wide = buffer->data;
+    const float *narrow = (const void *)data;
+    const double *wide = (const void *)data;
     Item item = {.row = row, .data = (const char *)moduli, .repeat = 1, .format = FLOAT64};
     for (int64_t i = 0; i < n; i += BLOCK) {
         int64_t some = n - i < BLOCK ? n - i : BLOCK;
         for (int64_t k = 0; k < some; k++) {
             int64_t at = 2 * (i + k);
-            moduli[k] = buffer->type == COMPLEX64 ? hypot(narrow[at], narrow[at + 1])
+            moduli[k] = type == COMPLEX64 ? hypot(narrow[at], narrow[at + 1])
                                                   : hypot(wide[at], wide[at + 1]);
         }
         item.n = some;
@@ -182,21 +193,23 @@ static void *sketch_on_cpu(Frame *frame)
     const char *mistake = wrong(frame);
     if (mistake)
         return fail(frame, INVALID, mistake);
-    int64_t *rows = frame->results.buffers[0]->data;
-    for (int64_t i = 0; i < frame->arguments.n; i++, rows += WORDS) {
-        const Buffer *buffer = frame->arguments.buffers[i];
-        int64_t n = length(buffer);
-        int format = format_of(buffer->type);
-        sonde_clear(rows);
+    int64_t *row = frame->results.buffers[0]->data, parts = parts_of(frame);
+    for (int64_t i = 0; i < frame->arguments.n * parts; i++, row += WORDS) {
+        const Buffer *buffer = frame->arguments.buffers[i / parts];
+        int64_t n = length(buffer) / parts, first = i % parts * n;
+        int format = format_of(buffer->type), type = buffer->type;
+        const char *data = buffer->data;
+        sonde_clear(row);
         if (n == 0)
             continue;
-        if (buffer->type == COMPLEX64 || buffer->type == COMPLEX128) {
-            add_moduli(rows, buffer, n);
+        if (type == COMPLEX64 || type == COMPLEX128) {
+            add_moduli(row, type, data + first * (type == COMPLEX64 ? 8 : 16), n);
             continue;
         }
         if (format < 0)
             return fail(frame, INVALID, "the C kernel does not read this number format");
-        Item item = {.row = rows, .data = buffer->data, .n = n, .repeat = 1, .format = format};
+        Item item = {.row = row, .data = data + first * sonde_item_size(format), .n = n,
+                     .repeat = 1, .format = format};
         sonde_add(&item, 1);
     }
     return NULL;
@@ -247,11 +260,11 @@ static int empty_rows(const Device *device, int64_t *rows, int64_t n, void *stre
     return launch(device, device->take, 2 * n, stream, arguments);
 }
 
-static int add_one(const Device *device, const Buffer *buffer, int64_t *row, void *stream)
+static int add_one(const Device *device, int format, const char *x, int64_t n, int64_t *row,
+                   void *stream)
 {
-    int format = format_of(buffer->type);
-    int64_t n = length(buffer), repeat = 1, width = sonde_item_size(format);
-    void *x = buffer->data, *gate = NULL;
+    int64_t repeat = 1, width = sonde_item_size(format);
+    void *gate = NULL;
     if (device->one[format]) {
         void *arguments[] = {&x, &n, &row, &repeat, &gate};
         return launch(device, device->one[format], n * width / 16384, stream, arguments);
@@ -277,21 +290,23 @@ static int add_table(const Device *device, const Table *table, int n, void *stre
 
 static int add_all(const Device *device, const Frame *frame, void *stream)
 {
-    int64_t *rows = frame->results.buffers[0]->data, n = frame->arguments.n;
+    int64_t *rows = frame->results.buffers[0]->data, parts = parts_of(frame);
+    int64_t n = frame->arguments.n * parts;
     int failed = empty_rows(device, rows, n, stream), held = 0;
     Table table;
     memset(&table, 0, sizeof table);
     for (int64_t i = 0; i < n && !failed; i++) {
-        const Buffer *buffer = frame->arguments.buffers[i];
-        int64_t values = length(buffer), *row = rows + i * WORDS;
+        const Buffer *buffer = frame->arguments.buffers[i / parts];
+        int64_t values = length(buffer) / parts, *row = rows + i * WORDS;
         int format = format_of(buffer->type);
         if (values == 0)
             continue;
+        const char *x = (const char *)buffer->data + i % parts * values * sonde_item_size(format);
         if (n == 1 || !is_together(format)) {
-            failed = add_one(device, buffer, row, stream);
+            failed = add_one(device, format, x, values, row, stream);
             continue;
         }
-        table.x[held] = buffer->data, table.n[held] = values, table.row[held] = row;
+        table.x[held] = x, table.n[held] = values, table.row[held] = row;
         table.format[held] = (int)device->code[format];
         table.first[held + 1] = table.first[held] + (values + device->piece - 1) / device->piece;
         if (++held == SEVERAL) {
