@@ -1,6 +1,7 @@
 """The command line: `sonde VERB ...`, one file of this package per verb.
 
-A verb is a module here whose name does not begin with `_`; elsewhere in a name, `_` stands for `-`.
+A verb is a module here whose name does not begin with `_`; elsewhere in a name, `_` stands for `-`,
+and at its end for nothing (`import_`).
 It has `HELP` (a line), `add_arguments(parser)` and `run(arguments) -> int`, and imports what is
 heavy inside of `run`. Exit codes: 0 all is well, 1 found problems, 2 bad usage.
 """
@@ -47,7 +48,7 @@ def verbs() -> dict[str, ModuleType]:
     """All verbs by name."""
     names = sorted(found.name for found in pkgutil.iter_modules(__path__))
     return {
-        name.replace("_", "-"): import_module(f"{__name__}.{name}")
+        name.rstrip("_").replace("_", "-"): import_module(f"{__name__}.{name}")
         for name in names
         if not name.startswith("_")
     }
