@@ -136,6 +136,7 @@ class Net(nn.Module):
         self.norm = nn.BatchNorm1d(8)
         self.again = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
         self.reentrant = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+        self.mapped = nn.Linear(8, 8)
         self.drop = nn.Dropout(0.1)
         self.head = nn.Linear(8, 2)
 
@@ -144,6 +145,7 @@ class Net(nn.Module):
         if not torch.compiler.is_compiling():
             x = checkpoint(self.again, x, use_reentrant=False)
             x = checkpoint(self.reentrant, x, use_reentrant=True)
+            x = x + torch.func.vmap(self.mapped)(x)
         return self.head(self.drop(self.again(x)))
 
 

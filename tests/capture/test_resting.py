@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from sonde._torch_internals.frames import TRACES_HOOKS
+
 
 class Net(nn.Module):
     def __init__(self):
@@ -130,4 +132,5 @@ def test_what_is_compiled_while_hooks_rest_has_its_taps_when_they_wake(
     watch.close()
     for at in (6, 12):
         assert memory.at(at)["b.1/output/0"].count == 6
-        assert memory.at(at)["a/output_grad/0"].count == 12
+        if TRACES_HOOKS:  # the compiler of 2.11 does not
+            assert memory.at(at)["a/output_grad/0"].count == 12

@@ -19,8 +19,8 @@ from sonde._python import frame_at
 from sonde._torch_internals.registry import uses
 
 
-class OutOfReachError(RuntimeError):
-    """What is asked for cannot be told with this torch; the text says what."""
+class OutOfReachError(Exception):
+    """A tensor cannot be read, for a reason that is no error; the text says why."""
 
 
 # -- versions and values -----------------------------------------------------------------------
@@ -207,6 +207,8 @@ _transforms = uses(
     fallback="tensors without an address, and operations inside a transformation, are left out",
     left_out="tensors inside `torch.func` transformations (grad, vmap) are not recorded",
 ).find()
+HAS_TRANSFORMS: Final = _transforms is not None
+"""Whether `transform_level` tells all; if not, `is_wrapped` has to be asked for each tensor."""
 _WITHOUT_TRANSFORMS: Final = "it is inside a `torch.func` transformation, which this torch hides"
 
 

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from sonde._torch_internals.tensors import (
+    HAS_TRANSFORMS,
+    OutOfReachError,
     is_wrapped,
     outside_transforms,
     stands_for_zeros,
@@ -42,8 +44,8 @@ DTYPES: Final[dict[torch.dtype, str]] = {
 """What fused kernels read, with the names that they know it by."""
 
 
-class Unsupported(Exception):  # noqa: N818  # not an error: a reason to skip, counted in the run
-    """A tensor that cannot be sketched; the text says why."""
+Unsupported = OutOfReachError
+"""A tensor that cannot be sketched; the text says why. A reason to skip, counted in the run."""
 
 
 class Readable(NamedTuple):
@@ -81,6 +83,7 @@ def is_plain(x: Tensor) -> bool:
         and not x.is_neg()
         and not stands_for_zeros(x)
         and transform_level() is None
+        and (HAS_TRANSFORMS or not is_wrapped(x))
     )
 
 
