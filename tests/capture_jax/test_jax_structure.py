@@ -255,3 +255,45 @@ def test_trees_given_by_hand_are_recorded_as_tandv_has_it(tmp_path, memory):
     same(memory.at(1)["fc/param/kernel"], params["params"]["fc"]["kernel"])
     assert memory.scalars[1, "train"]["loss"] == 1.0
     assert isinstance(memory.at(1)["fc/optim/kernel/mu"], Sketch)
+
+
+def test_the_graph_has_calls_and_what_flows_between_them(tmp_path):
+    class Block(linen.Module):
+        @linen.compact
+        def __call__(self, x, _=None):
+            return x + linen.Dense(3, name="b")(linen.Dense(3, name="a")(x)), None
+
+    class Model(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            x = linen.Dense(3, name="embed")(x)
+            y, _ = Block(name="block")(x)
+            run = linen.scan(
+                Block, variable_axes={"params": 0}, split_rngs={"params": True}, length=2
+            )
+            z, _ = run(name="layers")(y, None)
+            return linen.Dense(1, name="head")(z + x)
+
+    model, x = Model(), jnp.ones((2, 3))
+    params = model.init(jax.random.key(0), x)
+    step = jax.jit(jax.grad(lambda p: model.apply(p, x).sum()))
+    with sonde.watch(model, dir=tmp_path, every=1, strict=True) as watch:
+        watch.wrap(step)(params)
+    graph = sonde.open(watch.path).graph
+    parents = {node.id: node.parent for node in graph.nodes}
+    assert parents == {
+        ".": "",
+        "embed": ".",
+        "block": ".",
+        "head": ".",
+        "layers.0": ".",
+        "layers.1": ".",
+        **{f"{b}.{d}": b for b in ("block", "layers.0", "layers.1") for d in "ab"},
+    }
+    assert {(e.source, e.target) for e in graph.edges} == {
+        *{("embed", "block"), ("embed", "head"), ("block", "layers.0")},
+        *{("layers.0", "layers.1"), ("layers.1", "head")},
+        *{(f"{b}.a", f"{b}.b") for b in ("block", "layers.0", "layers.1")},
+    }
+    (embed,) = (node for node in graph.nodes if node.id == "embed")
+    assert (embed.type, embed.inputs[0].shape, embed.outputs[0].shape) == ("Dense", (2, 3), (2, 3))

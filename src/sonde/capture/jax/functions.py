@@ -51,6 +51,9 @@ class Owner(Protocol):
 
     def take_rows(self, layout: Layout, rows: Any, phase: str, types: dict[str, str]) -> None: ...
 
+    def see_graph(self, closed: Any) -> None:
+        """Take the graph of the model from a traced function."""
+
     def unrecorded(self, function: Any, error: Exception) -> None:
         """The function cannot be traced for recording, and runs without it."""
 
@@ -238,6 +241,7 @@ def _compile(function: Callable[..., Any], split: _Split, owner: Owner) -> _Vers
         optimizers.intercepted(),
     ):
         closed, shape = jax.make_jaxpr(flat, return_shape=True)(*split.arrays)
+    owner.see_graph(closed)
     harvest = Harvest(owner.wants, kernels.kernel_for(split.platform), split.mesh, owner.skip)
     box: list[Group] = []
 

@@ -88,8 +88,8 @@ class Harvest:
 
     def __call__(self, closed: ClosedJaxpr, args: Sequence[Any]) -> tuple[list[Any], list[Group]]:
         """The function's outputs, and what was harvested."""
-        jaxpr, consts = _opened(closed)
-        self._stacks = dict(_stacks_in(jaxpr))
+        jaxpr, consts = opened(closed)
+        self._stacks = dict(stacks_in(jaxpr))
         return self._walk(jaxpr, consts, args, is_again=False)
 
     def rows_of(self, groups: Sequence[Group]) -> Array:
@@ -207,13 +207,13 @@ class Harvest:
     # -- primitives that hold functions --------------------------------------------------------
 
     def walk_jit(self, eqn: Any, inputs: list[Any], is_again: bool) -> tuple[Any, list[Group]]:
-        jaxpr, consts = _opened(eqn.params["jaxpr"])
+        jaxpr, consts = opened(eqn.params["jaxpr"])
         inputs = _constrained(inputs, eqn.params.get("in_shardings", ()))
         outputs, groups = self._walk(jaxpr, consts, inputs, is_again=is_again)
         return _constrained(outputs, eqn.params.get("out_shardings", ())), groups
 
     def walk_call(self, eqn: Any, inputs: list[Any], is_again: bool) -> tuple[Any, list[Group]]:
-        jaxpr, consts = _opened(eqn.params["call_jaxpr"])
+        jaxpr, consts = opened(eqn.params["call_jaxpr"])
         return self._walk(jaxpr, consts, inputs, is_again=is_again)
 
     def walk_remat(self, eqn: Any, inputs: list[Any], is_again: bool) -> tuple[Any, list[Group]]:
@@ -227,18 +227,18 @@ class Harvest:
             box[:] = found
             return outputs, [g.rows for g in found]
 
-        inner, consts = _opened(jax.make_jaxpr(body)(*inputs))
-        opened = inner.replace(
+        inner, consts = opened(jax.make_jaxpr(body)(*inputs))
+        own = inner.replace(
             constvars=[], invars=[*inner.constvars, *inner.invars], debug_info=_without_names(inner)
         )
-        results = eqn.primitive.bind(*consts, *inputs, **(eqn.params | {"jaxpr": opened}))
+        results = eqn.primitive.bind(*consts, *inputs, **(eqn.params | {"jaxpr": own}))
         n = len(results) - len(box)
         groups = [replace(g, rows=r) for g, r in zip(box, results[n:], strict=True)]
         return results[:n], groups
 
     def walk_scan(self, eqn: Any, inputs: list[Any], is_again: bool) -> tuple[Any, list[Group]]:
         p = eqn.params
-        jaxpr, closed_over = _opened(p["jaxpr"])
+        jaxpr, closed_over = opened(p["jaxpr"])
         consts, init, xs = _scanned(p, inputs)
         n_carry = len(init)
         box: list[Group] = []
@@ -264,7 +264,7 @@ class Harvest:
         found: list[list[Group]] = []
 
         def evaluate(closed: Any, *args: Any) -> tuple[Any, list[Group]]:
-            jaxpr, consts = _opened(closed)
+            jaxpr, consts = opened(closed)
             return self._walk(jaxpr, consts, args, is_again=is_again)
 
         for closed in eqn.params["branches"]:
@@ -311,7 +311,7 @@ _WALKS: Final[dict[str, _Walk]] = {
 """How each primitive that holds functions is walked. Taps inside any other are skipped."""
 
 
-def _stacks_in(jaxpr: Jaxpr) -> Iterator[tuple[str, int]]:
+def stacks_in(jaxpr: Jaxpr) -> Iterator[tuple[str, int]]:
     """Modules whose layers a `scan` runs over, with how many they are."""
     for eqn in jaxpr.eqns:
         inner = list(jaxprs_in(eqn.params))
@@ -322,7 +322,7 @@ def _stacks_in(jaxpr: Jaxpr) -> Iterator[tuple[str, int]]:
                 if call.parent not in calls and call.size and loop.runs_over_layers(call):
                     yield call.path, loop.length
         for j in inner:
-            yield from _stacks_in(j)
+            yield from stacks_in(j)
 
 
 def taps_in(jaxpr: Jaxpr) -> Iterator[Tap]:
@@ -345,7 +345,7 @@ def jaxprs_in(params: dict[str, Any]) -> Iterator[Jaxpr]:
                 yield item
 
 
-def _opened(jaxpr: Any) -> tuple[Jaxpr, Sequence[Any]]:
+def opened(jaxpr: Any) -> tuple[Jaxpr, Sequence[Any]]:
     """A function and what it closes over, whichever of the two kinds it is."""
     return (jaxpr.jaxpr, jaxpr.consts) if isinstance(jaxpr, ClosedJaxpr) else (jaxpr, ())
 

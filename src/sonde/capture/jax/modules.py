@@ -177,10 +177,9 @@ def _prefix(root: Any, model: nnx.Module) -> list[str]:
 
 
 def _called(tracing: Tracing, call: Call, function: Any, args: Any, kwargs: Any) -> Any:
-    if tracing.kinds & {"input", "input_grad"}:
-        named = {str(i): a for i, a in enumerate(args)} | kwargs
-        seen = trees.mapped(named, lambda slot, x: _see(call, "input", slot, x), _is_object)
-        args, kwargs = [seen[str(i)] for i in range(len(args))], {k: seen[k] for k in kwargs}
+    named = {str(i): a for i, a in enumerate(args)} | kwargs
+    seen = trees.mapped(named, lambda slot, x: _see(call, "input", slot, x), _is_object)
+    args, kwargs = [seen[str(i)] for i in range(len(args))], {k: seen[k] for k in kwargs}
     tracing.stack.append(call)
     try:
         result = function(*args, **kwargs)

@@ -15,6 +15,7 @@ from sonde._errors import SondeError
 from sonde.capture.array_session import ArraySession
 from sonde.capture.drain import Drain
 from sonde.capture.jax import optimizers
+from sonde.capture.jax.flow import graph_of
 from sonde.capture.jax.functions import recorded, sketched
 from sonde.capture.jax.rows import DeviceRows, Layout
 from sonde.capture.jax.taps import Tap, Tracing
@@ -32,6 +33,7 @@ class JaxSession(ArraySession):
     ) -> None:
         super().__init__(model, plan, schedule, drain, step=step)
         self.model = model
+        self._drain = drain
         self._rows: DeviceRows = DeviceRows(drain)
         self._functions: dict[Any, tuple[Any, Callable[..., Any]]] = {}
 
@@ -120,6 +122,14 @@ class JaxSession(ArraySession):
         except Exception as error:
             self.troubles.failed("rows", error)
         self._spent_ns += time.perf_counter_ns() - began
+
+    def see_graph(self, closed: Any) -> None:
+        try:
+            part = graph_of(closed, self.step)
+            if part is not None:
+                self._drain.put(part)
+        except Exception as error:
+            self.troubles.failed("graph", error)
 
     def unrecorded(self, function: Any, error: Exception) -> None:
         name = getattr(function, "__name__", type(function).__name__)
