@@ -32,8 +32,9 @@ def watch(model: Any, optimizer: Any = None, **options: Any) -> Watch:
         ImportError: If JAX or Flax is not installed.
         SondeError: If something in the arguments is wrong.
     """
-    for module in ("jax", "flax", "optax"):
-        require(module, extra="jax")
+    jax, *_ = (require(module, extra="jax") for module in ("jax", "flax", "optax"))
+    if jax.process_count() > 1:  # as jax.distributed has it; what is given counts first
+        options = {"rank": jax.process_index(), "world_size": jax.process_count(), **options}
     from sonde.capture.jax.backend import BACKEND, PlainFunction
 
     watched = model if BACKEND.takes(model) else PlainFunction(model)

@@ -64,6 +64,16 @@ def test_steps_that_are_not_recorded_call_the_function_itself(watch):
     assert seen == [False, True, True], "traced once for recording, called in steps 1 and 3"
 
 
+def test_what_a_function_asks_of_the_compiler_holds_for_recorded_steps_too(watch, memory):
+    options = {"xla_allow_excess_precision": False}
+    step = watch.wrap(jax.jit(halving, donate_argnums=0, compiler_options=options))
+    x = jnp.ones(2)
+    assert step(x).tolist() == [0.5, 0.5]
+    watch.flush()
+    assert x.is_deleted()
+    assert memory.at(0)["./attach/half"].count == 2
+
+
 def training(seed):
     model = nnx.Linear(3, 3, rngs=nnx.Rngs(seed))
     return model, nnx.Optimizer(model, optax.adamw(1e-2), wrt=nnx.Param)

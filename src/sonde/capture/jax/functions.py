@@ -229,6 +229,7 @@ class _Static:
 
 def _compile(function: Callable[..., Any], split: _Split, owner: Owner) -> _Version:
     tracing = Tracing(owner.wanted_kinds)
+    options = _compiler_options(function)
 
     def flat(*arrays: Any) -> Any:
         args, kwargs = split.arguments(arrays)
@@ -240,7 +241,15 @@ def _compile(function: Callable[..., Any], split: _Split, owner: Owner) -> _Vers
         modules.intercepted(owner.model),
         optimizers.intercepted(),
     ):
-        closed, shape = jax.make_jaxpr(flat, return_shape=True)(*split.arrays)
+        if options:  # JAX takes these for the outermost function only
+            args, kwargs = split.arguments(split.arrays)
+            traced = function.trace(*args, **kwargs)  # type: ignore[attr-defined]  # of `jax.jit`
+            closed, shape = traced.jaxpr, traced.out_info
+            flags = jax.tree_util.tree_leaves(traced.args_info)
+            donated = tuple(i for i, flag in enumerate(flags) if flag.donated)
+        else:
+            closed, shape = jax.make_jaxpr(flat, return_shape=True)(*split.arrays)
+            donated = _donated(closed)
     owner.see_graph(closed)
     harvest = Harvest(owner.wants, kernels.kernel_for(split.platform), split.mesh, owner.skip)
     box: list[Group] = []
@@ -250,7 +259,7 @@ def _compile(function: Callable[..., Any], split: _Split, owner: Owner) -> _Vers
         return outputs, harvest.rows_of(box)
 
     with_rows.__name__ = with_rows.__qualname__ = f"recorded_{_name(function)}"
-    run = jax.jit(with_rows, donate_argnums=_donated(closed))
+    run = jax.jit(with_rows, donate_argnums=donated, compiler_options=options)
     with _CONTEXT(id(owner)):
         run.lower(*split.arrays).compile()
     types = {path: type(m).__name__ for path, m in tracing.modules.items()}
@@ -266,6 +275,12 @@ def _donated(closed: Any) -> tuple[int, ...]:
     flags = jaxpr.eqns[0].params.get("donated_invars", ())
     given = {v for v, is_given in zip(jaxpr.eqns[0].invars, flags, strict=False) if is_given}
     return tuple(i for i, v in enumerate(jaxpr.invars) if v in given)
+
+
+def _compiler_options(function: Any) -> dict[str, Any] | None:
+    """What a function of `jax.jit` asks of the compiler."""
+    info = getattr(function, "_jit_info", None)
+    return dict(getattr(info, "compiler_options_kvs", ())) or None
 
 
 def _is_jitted(function: Any) -> bool:
