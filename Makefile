@@ -23,7 +23,7 @@ NODE := $(shell node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 :
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check web types page format bench fuzz matrix soak system trackers clean
+.PHONY: words help demo test check web types page format bench fuzz matrix soak system trackers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ web: $(if $(NODE),web/node_modules/ready) ## the page: types, lint, its tests, a
 types: $(VENV)/ready ## write the types of the page from the specs and questions of views
 	@mkdir -p build
 	$(BIN)/python -m sonde.views.typescript > build/api.gen.ts && mv build/api.gen.ts web/src/api.gen.ts
+
+words: $(VENV)/ready ## write docs/words.md from the docstrings of classes
+	$(BIN)/python docs/make_words.py
 
 page: types $(if $(NODE),web/node_modules/ready) ## build the page into src/sonde/present/static
 	@$(if $(NODE),cd web && npm run --silent format && npm run --silent build, \

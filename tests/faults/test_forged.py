@@ -273,7 +273,7 @@ def test_a_bomb_of_a_segment_takes_bounded_memory(path, kind):
 
 
 def test_an_answer_over_its_limit_is_refused_with_a_remedy(path):
-    from sonde.store.sql.limits import Limits
+    from sonde.store.limits import Limits
 
     with open_run(path, frame="arrow", limits=Limits(answer_bytes=100)) as run:
         with pytest.raises(SondeError, match="Ask for fewer steps"):

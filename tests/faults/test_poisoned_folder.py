@@ -16,8 +16,7 @@ import httpx
 import pytest
 
 from sonde.record import NumberBatch
-from sonde.store import Writer
-from sonde.store.writing import provenance
+from sonde.store import Writer, provenance
 
 LIMIT_S = 300
 SONDE = Path(sys.executable).with_name("sonde")

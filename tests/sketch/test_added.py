@@ -9,7 +9,7 @@ import pytest
 import sonde
 from sonde.kernels.reference import sketch
 from sonde.sketch import STATISTICS, added, needs_bins, statistic, statistics
-from sonde.views.runs import header
+from sonde.views import header
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sonde.record import NumberBatch
+from sonde.store.row_builder import RowBuilder
 from sonde.store.segments import Attempt
-from sonde.store.writing.row_builder import RowBuilder
 
 KEYS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([None, "m", "n"])), max_size=4)
 

@@ -11,10 +11,10 @@ import made
 import pytest
 
 import sonde
-from sonde.store import Writer, attempts, documents, open_run
+from sonde.store import Writer, attempts, documents, open_run, provenance
 from sonde.store.files import LocalFiles
 from sonde.store.segments import Attempt
-from sonde.store.writing import claims, provenance
+from sonde.store.writing import claims
 
 SCRIPT = Path(__file__).parent / "claiming_writer.py"
 

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sonde.store import documents, segments
+from sonde.store import documents, provenance, segments
 from sonde.store.segments import Attempt, SegmentName
-from sonde.store.writing import provenance
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

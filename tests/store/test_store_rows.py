@@ -4,8 +4,8 @@ import made
 import numpy as np
 import pytest
 
+from sonde.store.row_builder import RowBuilder
 from sonde.store.segments import Attempt
-from sonde.store.writing.row_builder import RowBuilder
 
 
 @pytest.fixture

@@ -7,10 +7,9 @@ import time
 
 import pytest
 
-from sonde.store import Writer, documents, open_run
+from sonde.store import Writer, documents, open_run, provenance
 from sonde.store.attempts import AttemptReader, AttemptRecord, run_status
 from sonde.store.segments import Attempt
-from sonde.store.writing import provenance
 
 S = 10**9
 HERE = {"process_space": provenance.process_space(), "pid": os.getpid()}

@@ -11,7 +11,7 @@ from sonde.kernels.reference import sketch
 from sonde.record import Site, SiteInfo, SketchBatch
 from sonde.sketch import concatenate
 from sonde.store import Writer, open_run
-from sonde.views.runs.header import step_ranges
+from sonde.views.header import step_ranges
 from sonde.views.runs.opened_run import OpenedRun
 
 

@@ -23,8 +23,8 @@ from sonde.capture.array_rows import ArrayRows
 from sonde.capture.backend import Prepared
 from sonde.capture.budget import Budget
 from sonde.capture.drain import Drain
+from sonde.capture.norms import Norms
 from sonde.capture.numbers.latest import Latest
-from sonde.capture.numbers.norms import Norms
 from sonde.capture.numbers.scalars import RecentScalars, Scalars, renumber
 from sonde.capture.phases import Phases, is_training
 from sonde.capture.plan import Every, Plan, Schedule

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde._signals import Bell, Gate, pass_on
-from sonde.capture.numbers.norms import Norms
+from sonde.capture.norms import Norms
 from sonde.capture.voice import Place, say
 from sonde.capture.window import NATIVE_PHASE, FilledRows, Window
 from sonde.record import Event, GraphPart, NumberBatch, RecordSink, SiteInfo, SketchBatch, Sketches

@@ -26,8 +26,8 @@ import duckdb
 import pyarrow as pa
 
 from sonde._errors import RunError, SondeError
+from sonde.store.limits import Limits
 from sonde.store.reading.run import open_run
-from sonde.store.sql.limits import Limits
 from sonde.store.sql.queries import connect
 from sonde.views import envelope
 from sonde.views.answers import ANSWERS

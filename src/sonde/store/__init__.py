@@ -7,13 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sonde.store.limits import Limits as Limits
     from sonde.store.reading.run import Run as Run
     from sonde.store.reading.run import open_run as open_run
-    from sonde.store.sql.limits import Limits as Limits
     from sonde.store.writing.writer import Writer as Writer
 
 _LAZY = {
-    "Limits": "sql.limits",
+    "Limits": "limits",
     "Run": "reading.run",
     "open_run": "reading.run",
     "Writer": "writing.writer",

@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 from itertools import combinations, groupby
 from typing import Any, Final, Literal
 
-from sonde.store import documents
+from sonde.store import documents, limits, provenance
 from sonde.store.documents import DamagedError, Document
 from sonde.store.segments import Attempt
-from sonde.store.sql import limits
-from sonde.store.writing import provenance
 
 FOLDER: Final = "ranks"
 STALE_S: Final = 30.0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from sonde._signals import pass_on
-from sonde.store.sql import limits
+from sonde.store import limits
 
 MAX_BYTES: Final = limits.ABOUT_BYTES
 _MAX_DEPTH: Final = 32

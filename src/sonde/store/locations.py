@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from sonde._errors import RunError, SondeError
-from sonde.store import documents
+from sonde.store import documents, provenance
 from sonde.store.documents import DamagedError, Document
 from sonde.store.files import Files, publish
 from sonde.store.schemas import FORMAT_VERSION
-from sonde.store.writing import provenance
 
 RUN_FILE: Final = "run.json"
 LATEST: Final = "latest"

@@ -14,10 +14,9 @@ from typing import Any, BinaryIO, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sonde.store import arrays
+from sonde.store import arrays, limits
 from sonde.store.documents import DamagedError, open_regular, read_regular
 from sonde.store.schemas import FORMAT_VERSION, Table
-from sonde.store.sql import limits
 
 _NAME: Final = re.compile(r"a(\d{4,9})-([0-9a-f]{4})-(\d{8,18})-(\d{8,18})-([0-9a-f]{8})\.parquet")
 _RANK: Final = re.compile(r"r(\d{5,9})")

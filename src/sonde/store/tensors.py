@@ -22,11 +22,11 @@ from sonde.store import packing, safetensors
 from sonde.store.arrays import of_type
 from sonde.store.documents import DamagedError
 from sonde.store.files import Files, UnsureError, publish
+from sonde.store.home import Home
 from sonde.store.packing import PackedArray
+from sonde.store.row_builder import SegmentRows
 from sonde.store.schemas import TRACES
 from sonde.store.segments import Attempt, rank_folder
-from sonde.store.writing.home import Home
-from sonde.store.writing.row_builder import SegmentRows
 
 FOLDER: Final = "tensors"
 MAX_VALUE_BYTES: Final = 4 << 30

@@ -25,9 +25,9 @@ from sonde.capture.plan import Every, schedule_of
 from sonde.record import Event
 from sonde.tracing import callbacks
 from sonde.tracing.callbacks import BeforeSave, OnWindow
-from sonde.tracing.functions.probes import Probes
 from sonde.tracing.hdf5 import HDF5
 from sonde.tracing.pipeline import Destination, InMemory, Pipeline, Ranks
+from sonde.tracing.probes import Probes
 from sonde.tracing.resolving import resolve
 from sonde.tracing.results import Results
 from sonde.tracing.tracer import Tracer

@@ -39,7 +39,7 @@ ROUTES: Final[Mapping[str, Route]] = {
         Route("server", q.NoQuestion, s.Server),
         Route("runs", q.NoQuestion, s.Runs),
         Route("state", q.StateQuestion, s.State),
-        Route("run", q.RunQuestion, s.RunHeader, "runs.header:answer"),
+        Route("run", q.RunQuestion, s.RunHeader, "header:answer"),
         Route("spark", q.SparkQuestion, s.Spark, "numbers.lines:spark"),
         Route("tree", q.TreeQuestion, s.Tree, "structure.tree:answer"),
         Route("level", q.LevelQuestion, s.GraphLevel, "structure.level:answer"),

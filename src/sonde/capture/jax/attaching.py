@@ -6,7 +6,7 @@ from typing import Any
 
 from sonde._errors import SondeError
 from sonde.capture.jax import trees
-from sonde.capture.jax.taps import Tap, current, tap
+from sonde.capture.jax.taps import JaxTap, current, tap
 
 
 def attach(x: Any, name: str) -> Any:
@@ -18,5 +18,5 @@ def attach(x: Any, name: str) -> Any:
         return x
     call = tracing.call
     if call is None:
-        return tap(x, Tap("attach", "", name))
-    return tap(x, Tap("attach", call.path, name, call, call.type, call.module))
+        return tap(x, JaxTap("attach", "", name))
+    return tap(x, JaxTap("attach", call.path, name, call, call.type, call.module))

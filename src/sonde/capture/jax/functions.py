@@ -22,7 +22,7 @@ from sonde.capture.jax import modules, optimizers
 from sonde.capture.jax.harvest import Cut, Group, Harvest
 from sonde.capture.jax.rows import Layout
 from sonde.capture.jax.sites import sites_of
-from sonde.capture.jax.taps import Tap, Tracing, during
+from sonde.capture.jax.taps import JaxTap, Tracing, during
 from sonde.kernels import jax as kernels
 from sonde.record import Kind
 
@@ -45,7 +45,7 @@ class Owner(Protocol):
         """The phase to record this call under, None if it is not recorded."""
         ...
 
-    def wants(self, tap: Tap) -> bool: ...
+    def wants(self, tap: JaxTap) -> bool: ...
 
     def skip(self, where: str, reason: str) -> None: ...
 
@@ -109,7 +109,7 @@ def _of_nnx(jitted: Any, function: Callable[..., Any], owner: Owner) -> Callable
 
 
 def sketched(
-    seen: Sequence[tuple[Tap, Any]], skip: Callable[[str, str], None]
+    seen: Sequence[tuple[JaxTap, Any]], skip: Callable[[str, str], None]
 ) -> tuple[Layout, Any]:
     """The rows of arrays outside functions, and where they belong. Waits for nothing."""
     readable = []
@@ -130,7 +130,7 @@ def sketched(
 @functools.cache
 def _sketcher(kernel: kernels.Kernel, mesh: Mesh | None) -> Any:
     harvest = Harvest(lambda _tap: True, kernel, mesh)
-    anything = Tap("attach", "", "0")
+    anything = JaxTap("attach", "", "0")
     return jax.jit(lambda *arrays: harvest.rows_of(harvest.sketch([(anything, x) for x in arrays])))
 
 

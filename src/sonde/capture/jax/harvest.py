@@ -20,7 +20,7 @@ from jax import Array, lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.sharding import Mesh, Sharding
 
-from sonde.capture.jax.taps import Call, Tap, cotap_p, tap_p
+from sonde.capture.jax.taps import Call, JaxTap, cotap_p, tap_p
 from sonde.kernels import jax as kernels
 from sonde.kernels import xla
 from sonde.record import PARAMETER_KINDS
@@ -52,7 +52,7 @@ class Loop:
 class Cut:
     """An array that was tapped, as it was in the function."""
 
-    tap: Tap
+    tap: JaxTap
     dtype: str
     shape: tuple[int, ...]
 
@@ -75,7 +75,7 @@ class Group:
 class Harvest:
     """Evaluates jaxprs and sketches what `wants` says. `skip` is told what cannot be sketched."""
 
-    wants: Callable[[Tap], bool]
+    wants: Callable[[JaxTap], bool]
     kernel: kernels.Kernel
     mesh: Mesh | None = None
     skip: Callable[[str, str], None] = lambda _where, _reason: None
@@ -115,7 +115,7 @@ class Harvest:
     ) -> tuple[list[Any], list[Group]]:
         values: dict[Any, Any] = {}
         groups: list[Group] = []
-        pending: list[tuple[Tap, Any]] = []
+        pending: list[tuple[JaxTap, Any]] = []
 
         def read(atom: Any) -> Any:
             return atom.val if isinstance(atom, Literal) else values[atom]
@@ -139,7 +139,7 @@ class Harvest:
         groups += self.sketch(pending)
         return [read(a) for a in jaxpr.outvars], groups
 
-    def _is_wanted(self, tap: Tap, *, is_again: bool) -> bool:
+    def _is_wanted(self, tap: JaxTap, *, is_again: bool) -> bool:
         if is_again and not tap.kind.endswith("_grad"):
             return False
         return self.wants(tap)
@@ -157,7 +157,7 @@ class Harvest:
         outputs, groups = walk(self, eqn, inputs, is_again)
         return outputs, groups
 
-    def sketch(self, pending: Sequence[tuple[Tap, Any]]) -> list[Group]:
+    def sketch(self, pending: Sequence[tuple[JaxTap, Any]]) -> list[Group]:
         """Sketch tapped arrays together."""
         readable = []
         for tap, x in pending:
@@ -167,7 +167,7 @@ class Harvest:
                 self.skip(f"{tap.path or '.'}/{tap.kind}/{tap.slot}", str(reason))
             else:
                 readable.append((tap, x))
-        by_stack: dict[tuple[str, int] | None, list[tuple[Tap, Any]]] = {}
+        by_stack: dict[tuple[str, int] | None, list[tuple[JaxTap, Any]]] = {}
         for tap, x in readable:
             by_stack.setdefault(self._stack_of(tap, x), []).append((tap, x))
         return [
@@ -176,7 +176,7 @@ class Harvest:
             for first in range(0, len(some), _TOGETHER)
         ]
 
-    def _stack_of(self, tap: Tap, x: Any) -> tuple[str, int] | None:
+    def _stack_of(self, tap: JaxTap, x: Any) -> tuple[str, int] | None:
         """The module whose layers a parameter is stacked for, and how many there are."""
         if tap.kind not in PARAMETER_KINDS:
             return None
@@ -186,7 +186,7 @@ class Harvest:
                 return path, n
         return None
 
-    def _together(self, stack: tuple[str, int] | None, some: list[tuple[Tap, Any]]) -> Group:
+    def _together(self, stack: tuple[str, int] | None, some: list[tuple[JaxTap, Any]]) -> Group:
         """One call of the kernel; one for each array where they are spread over devices."""
         n_parts = 1 if stack is None else stack[1]
         arrays = [x for _, x in some]
@@ -325,7 +325,7 @@ def stacks_in(jaxpr: Jaxpr) -> Iterator[tuple[str, int]]:
             yield from stacks_in(j)
 
 
-def taps_in(jaxpr: Jaxpr) -> Iterator[Tap]:
+def taps_in(jaxpr: Jaxpr) -> Iterator[JaxTap]:
     """The taps of a function and of those inside it."""
     for eqn in jaxpr.eqns:
         if eqn.primitive is tap_p:

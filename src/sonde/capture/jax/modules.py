@@ -16,7 +16,7 @@ from typing import Any, Final
 from flax import linen, nnx
 
 from sonde.capture.jax import trees
-from sonde.capture.jax.taps import Call, Tap, Tracing, current, tap
+from sonde.capture.jax.taps import Call, JaxTap, Tracing, current, tap
 
 _MARK: Final = "sonde_path"
 _WRAPPERS: Final = ("Checkpoint", "Remat", "Jit", "Vmap", "MapVariables")
@@ -69,7 +69,7 @@ def _see_variables(tracing: Tracing, path: str, variables: Any, module: Any) -> 
             if is_parameter:
                 _count(tracing, owner, math.prod(x.shape))
             if not tracing.has_parameters and collection not in ("intermediates", "cache"):
-                what = Tap("param", owner, name, None, "", module, requires_grad=is_parameter)
+                what = JaxTap("param", owner, name, None, "", module, requires_grad=is_parameter)
                 tap(x, what)
     tracing.has_parameters = True
 
@@ -161,7 +161,7 @@ def _see_held(tracing: Tracing, path: str, module: Any) -> None:
         if is_parameter:
             _count(tracing, path, math.prod(x.shape))
         if not tracing.has_parameters:
-            what = Tap("param", path, name, None, type(module).__name__, module, is_parameter)
+            what = JaxTap("param", path, name, None, type(module).__name__, module, is_parameter)
             tap(x, what)
 
 
@@ -189,7 +189,7 @@ def _called(tracing: Tracing, call: Call, function: Any, args: Any, kwargs: Any)
 
 
 def _see(call: Call, kind: Any, slot: str, x: Any) -> Any:
-    return tap(x, Tap(kind, call.path, slot, call, call.type, call.module))
+    return tap(x, JaxTap(kind, call.path, slot, call, call.type, call.module))
 
 
 def _is_object(x: object) -> bool:

@@ -17,7 +17,7 @@ from flax import nnx
 from flax.training import train_state
 
 from sonde.capture.jax import trees
-from sonde.capture.jax.taps import Tap, Tracing, current, tap
+from sonde.capture.jax.taps import JaxTap, Tracing, current, tap
 from sonde.record import Kind
 
 _CLIPS: Final = ("clip", "adaptive_grad_clip", "per_example")
@@ -81,7 +81,7 @@ def intercepted() -> Iterator[None]:
 
 def see_trees(
     tracing: Tracing, params: Any = None, state: Any = None, grads: Any = None
-) -> list[tuple[Tap, Any]]:
+) -> list[tuple[JaxTap, Any]]:
     """What there is to record of trees that were given by hand."""
     known = {keys for keys, _ in trees.named(params if params is not None else grads)}
     return [
@@ -165,12 +165,12 @@ def _name(part: Callable[..., Any]) -> str:
     return str(getattr(part, "__qualname__", ""))
 
 
-def _see(taps: list[tuple[Tap, Any]]) -> None:
+def _see(taps: list[tuple[JaxTap, Any]]) -> None:
     for what, x in taps:
         tap(x, what)
 
 
-def _taps_of(tracing: Tracing, tree: Any, kind: Kind, suffix: str = "") -> list[tuple[Tap, Any]]:
+def _taps_of(tracing: Tracing, tree: Any, kind: Kind, suffix: str = "") -> list[tuple[JaxTap, Any]]:
     if tree is None or kind not in tracing.kinds:
         return []
     found = []
@@ -178,15 +178,15 @@ def _taps_of(tracing: Tracing, tree: Any, kind: Kind, suffix: str = "") -> list[
         path, name = trees.place_of(keys)
         trains = True if kind == "param" else None
         module = tracing.modules.get(path)
-        found.append((Tap(kind, path, name + suffix, None, "", module, trains), x))
+        found.append((JaxTap(kind, path, name + suffix, None, "", module, trains), x))
     return found
 
 
-def _state_taps(tracing: Tracing, state: Any, known: set[trees.Keys]) -> list[tuple[Tap, Any]]:
+def _state_taps(tracing: Tracing, state: Any, known: set[trees.Keys]) -> list[tuple[JaxTap, Any]]:
     """State by parameter: `kernel/mu`. Counters are left out, as they say nothing about tensors."""
     if state is None or "optim" not in tracing.kinds:
         return []
-    found: dict[tuple[str, str], tuple[Tap, Any]] = {}
+    found: dict[tuple[str, str], tuple[JaxTap, Any]] = {}
     for keys, x in trees.named(state):
         at = next((i for i in range(len(keys)) if keys[i:] in known), None)
         if at is None:
@@ -200,5 +200,5 @@ def _state_taps(tracing: Tracing, state: Any, known: set[trees.Keys]) -> list[tu
             if (path, slot) in found:
                 slot = f"{name}/{'.'.join(keys[:at])}"
         module = tracing.modules.get(path)
-        found[path, slot] = (Tap("optim", path, slot, None, "", module), x)
+        found[path, slot] = (JaxTap("optim", path, slot, None, "", module), x)
     return list(found.values())

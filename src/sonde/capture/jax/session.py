@@ -18,7 +18,7 @@ from sonde.capture.jax import optimizers
 from sonde.capture.jax.flow import graph_of
 from sonde.capture.jax.functions import recorded, sketched
 from sonde.capture.jax.rows import DeviceRows, Layout
-from sonde.capture.jax.taps import Tap, Tracing
+from sonde.capture.jax.taps import JaxTap, Tracing
 from sonde.capture.numbers.repeats import Value
 from sonde.capture.phases import is_training
 from sonde.capture.plan import Plan, Schedule
@@ -100,7 +100,7 @@ class JaxSession(ArraySession):
                 self._phases.begin_step()
             return phase if self._phases.wants(phase) and self._rows.has_room else None
 
-    def wants(self, tap: Tap) -> bool:
+    def wants(self, tap: JaxTap) -> bool:
         site = Site(tap.path, tap.kind, 0, tap.slot)
         plan = self.plan
         if tap.kind not in plan.kinds:
@@ -155,7 +155,7 @@ class JaxSession(ArraySession):
             return
         phase = self.begin()
         if phase is not None:
-            self._sketch_now([(Tap("attach", "", name), x)], phase, refuse)
+            self._sketch_now([(JaxTap("attach", "", name), x)], phase, refuse)
 
     def watches(self, model: object) -> bool:
         return model is self.model or model is getattr(self.model, "function", self.model)
@@ -189,7 +189,7 @@ class JaxSession(ArraySession):
         self._sketch_now([(t, x) for t, x in seen if self.wants(t)], phase, refuse)
 
     def _sketch_now(
-        self, seen: Sequence[tuple[Tap, Any]], phase: str, refuse: Callable[[str], None]
+        self, seen: Sequence[tuple[JaxTap, Any]], phase: str, refuse: Callable[[str], None]
     ) -> None:
         """Sketch arrays outside functions, without waiting for them."""
         alive = [(t, x) for t, x in seen if not x.is_deleted()]

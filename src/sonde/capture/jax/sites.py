@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sonde.capture.jax.harvest import MOST_TURNS, Cut, Group, Loop
-from sonde.capture.jax.taps import Call, Tap
+from sonde.capture.jax.taps import Call, JaxTap
 from sonde.record import Kind, Site
 
 
@@ -55,7 +55,7 @@ class _Numbers:
         self._calls: dict[Call, list[int]] = {}
         self._seen: dict[tuple[Call | None, Kind, str], int] = {}
 
-    def of(self, tap: Tap) -> int:
+    def of(self, tap: JaxTap) -> int:
         if tap.call is None:
             return 0
         key = (tap.call, tap.kind, tap.slot)
@@ -72,7 +72,7 @@ class _Numbers:
         return known[time]
 
 
-def _site(tap: Tap, call: int, loops: Sequence[Loop], turn: Sequence[int]) -> Site:
+def _site(tap: JaxTap, call: int, loops: Sequence[Loop], turn: Sequence[int]) -> Site:
     path, slot = tap.path, tap.slot
     cuts: list[tuple[int, int]] = []  # after how many characters of the path, which turn
     for loop, i in zip(loops, turn, strict=True):
@@ -89,7 +89,7 @@ def _site(tap: Tap, call: int, loops: Sequence[Loop], turn: Sequence[int]) -> Si
     return Site(path, tap.kind, call, slot)
 
 
-def _calls_inside(tap: Tap, loop: Loop) -> Iterator[Call]:
+def _calls_inside(tap: JaxTap, loop: Loop) -> Iterator[Call]:
     """The calls around a tap that a loop repeats, the outermost first."""
     around: list[Call] = []
     call = tap.call

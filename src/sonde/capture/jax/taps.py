@@ -45,7 +45,7 @@ class Call:
 
 
 @dataclass(frozen=True, eq=False)
-class Tap:
+class JaxTap:
     """What an array is. `call` is the call it belongs to, None outside modules."""
 
     kind: Kind
@@ -56,12 +56,12 @@ class Tap:
     module: Any = None
     requires_grad: bool | None = None
 
-    def gradient(self) -> Tap | None:
+    def gradient(self) -> JaxTap | None:
         """The tap of its gradient, None if it has none."""
         kind = GRADIENT.get(self.kind)
         if kind is None:
             return None
-        return Tap(kind, self.path, self.slot, self.call, self.type, self.module)
+        return JaxTap(kind, self.path, self.slot, self.call, self.type, self.module)
 
 
 @dataclass
@@ -107,7 +107,7 @@ tap_p: Final = Primitive("sonde_tap")
 cotap_p: Final = Primitive("sonde_cotap")
 
 
-def tap(x: Any, what: Tap) -> Any:
+def tap(x: Any, what: JaxTap) -> Any:
     """The array itself, marked. `Any`: a traced array."""
     return tap_p.bind(x, tap=what)
 
@@ -116,7 +116,7 @@ def _itself(x: Any, **_: Any) -> Any:
     return x
 
 
-def _jvp(primals: Any, tangents: Any, *, tap: Tap) -> Any:
+def _jvp(primals: Any, tangents: Any, *, tap: JaxTap) -> Any:
     (x,), (t,) = primals, tangents
     out = tap_p.bind(x, tap=tap)
     gradient = tap.gradient()
@@ -125,11 +125,11 @@ def _jvp(primals: Any, tangents: Any, *, tap: Tap) -> Any:
     return out, cotap_p.bind(t, tap=gradient)
 
 
-def _transpose(cotangent: Any, _x: Any, *, tap: Tap) -> Any:
+def _transpose(cotangent: Any, _x: Any, *, tap: JaxTap) -> Any:
     return [cotangent if type(cotangent) is ad.Zero else tap_p.bind(cotangent, tap=tap)]
 
 
-def _cotap_jvp(primals: Any, tangents: Any, *, tap: Tap) -> Any:
+def _cotap_jvp(primals: Any, tangents: Any, *, tap: JaxTap) -> Any:
     (x,), (t,) = primals, tangents
     return cotap_p.bind(x, tap=tap), t
 
@@ -140,7 +140,7 @@ def _install() -> None:
         primitive.def_abstract_eval(_itself)
         mlir.register_lowering(primitive, lambda _ctx, x, **_: [x])
 
-        def batch(args: Any, dims: Any, *, tap: Tap, primitive: Any = primitive) -> Any:
+        def batch(args: Any, dims: Any, *, tap: JaxTap, primitive: Any = primitive) -> Any:
             return primitive.bind(args[0], tap=tap), dims[0]
 
         batching.primitive_batchers[primitive] = batch

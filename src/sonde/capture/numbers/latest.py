@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from sonde._errors import SondeError
-from sonde.capture.numbers.norms import NAMES
+from sonde.capture.norms import NAMES
 from sonde.capture.numbers.recent import Recent
 from sonde.metrics import names
 from sonde.record import FINAL, Event, NumberBatch, Site, SiteInfo, SketchBatch, Sketches

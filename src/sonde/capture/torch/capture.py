@@ -38,7 +38,6 @@ from sonde.capture.steps import WatchEvent, WatchState
 from sonde.capture.torch import model_graph, names
 from sonde.capture.torch.collector import Collector, Pass, pop
 from sonde.capture.torch.compile import hooks
-from sonde.capture.torch.cuda.graphs import CudaGraphs
 from sonde.capture.torch.hooks import MAX_SLOTS, inputs
 from sonde.capture.torch.manual import attach
 from sonde.capture.torch.metrics.observer import Observer
@@ -54,6 +53,7 @@ from sonde.capture.torch.passes import (
     native_path,
     phase_of,
 )
+from sonde.capture.torch.rows.cuda_graphs import CudaGraphs
 from sonde.capture.torch.rows.host import table_for
 from sonde.capture.torch.rows.recorder import Recorder, Tables
 from sonde.capture.torch.steps import TrainingSteps

@@ -18,8 +18,8 @@ from sonde.capture import active
 from sonde.capture.backend import described
 from sonde.capture.budget import Budget
 from sonde.capture.drain import Drain
+from sonde.capture.norms import Norms
 from sonde.capture.numbers.latest import Latest
-from sonde.capture.numbers.norms import Norms
 from sonde.capture.numbers.scalars import Scalars, renumber
 from sonde.capture.plan import Every, Plan, Schedule
 from sonde.capture.torch import names

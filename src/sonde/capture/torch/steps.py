@@ -25,7 +25,7 @@ from sonde.capture.torch.passes import settle
 
 if TYPE_CHECKING:
     from sonde.capture.torch.capture import Capture
-    from sonde.capture.torch.cuda.graphs import CapturedCudaGraph
+    from sonde.capture.torch.rows.cuda_graphs import CapturedCudaGraph
 
 
 class TrainingSteps:

@@ -12,7 +12,7 @@ from sonde.store.schemas import NUMBERS, SKETCHES
 if TYPE_CHECKING:
     from sonde.store.documents import Document
     from sonde.store.reading.run import Run
-    from sonde.store.reading.snapshots import Snapshot
+    from sonde.store.snapshots import Snapshot
 
 
 def describe(run: Run, snapshot: Snapshot, about: Document) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from sonde.store import attempts
 from sonde.store.attempts import Status
-from sonde.store.reading.snapshots import Snapshot
 from sonde.store.segments import Segment
+from sonde.store.snapshots import Snapshot
 from sonde.store.sql import queries
 
 

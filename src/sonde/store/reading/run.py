@@ -24,6 +24,7 @@ from sonde.record import FINAL, Sketches
 from sonde.sketch import Exponents, Histogram, Sketch, added, row
 from sonde.store import attempts, locations
 from sonde.store.attempts import Status
+from sonde.store.limits import Limits
 from sonde.store.listing import Damage
 from sonde.store.reading import frames, graphs, hdf5, stat_queries
 from sonde.store.reading import progress as _progress
@@ -34,10 +35,9 @@ from sonde.store.reading.frames import Frame
 from sonde.store.reading.info import describe
 from sonde.store.reading.selection import Selection, Steps
 from sonde.store.reading.sketch_rows import Key
-from sonde.store.reading.snapshots import Snapshot, SnapshotTaker
 from sonde.store.schemas import GRAPH, SITES, TRACES
+from sonde.store.snapshots import Snapshot, SnapshotTaker
 from sonde.store.sql.inquiry import Inquiry, careful
-from sonde.store.sql.limits import Limits
 
 
 def open_run(

@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from sonde._errors import RunError, SondeError
 from sonde.sketch import STATISTICS, Statistic
-from sonde.store.reading.snapshots import Snapshot, SnapshotTaker
+from sonde.store.limits import Limits
+from sonde.store.snapshots import Snapshot, SnapshotTaker
 from sonde.store.sql import examination, queries
-from sonde.store.sql.limits import Limits
 
 Parameters = Sequence[object] | Mapping[str, object] | None
 

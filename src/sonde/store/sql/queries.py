@@ -32,11 +32,11 @@ from sonde._errors import SondeError
 from sonde.record import COUNTS, EXTREMA, FINAL, STAGES, SUMS
 from sonde.sketch import STATISTICS
 from sonde.sketch import bins as _bins
-from sonde.store.reading.snapshots import Snapshot
+from sonde.store.limits import Limits
 from sonde.store.schemas import EVENTS, GRAPH, NUMBERS, SITES, SKETCHES, TRACES, Table
 from sonde.store.segments import Attempt, Segment
+from sonde.store.snapshots import Snapshot
 from sonde.store.sql import spilling
-from sonde.store.sql.limits import Limits
 
 Connection = Any
 """duckdb.DuckDBPyConnection; DuckDB has no types that mypy can follow."""

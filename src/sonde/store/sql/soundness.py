@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sonde.record import COUNTS, EXTREMA, N_BINS, SUMS
+from sonde.store import limits
 from sonde.store.documents import DamagedError
 from sonde.store.schemas import NUMBERS, SKETCHES, TRACES, Table
 from sonde.store.segments import Segment
-from sonde.store.sql import limits
 
 _TEXTS: Final = frozenset({"value", "text", "inputs", "outputs", "message", "data"})
 """Columns that hold more than a name."""

@@ -22,16 +22,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sonde._errors import RunError
-from sonde.store import locations, segments
+from sonde.store import limits, locations, segments
 from sonde.store.attempts import AttemptReader
 from sonde.store.documents import DamagedError
 from sonde.store.files import Files, LocalFiles, publish
+from sonde.store.home import Home, refuse_links
 from sonde.store.listing import Candidate, Damage, list_segments
 from sonde.store.schemas import TABLES, Table
 from sonde.store.segments import Attempt, Contents, Segment
-from sonde.store.sql import limits, soundness
+from sonde.store.sql import soundness
 from sonde.store.writing.compactor import BLOCK
-from sonde.store.writing.home import Home, refuse_links
 
 LEVELS: Final = (BLOCK, 16 * BLOCK, 256 * BLOCK)
 """Lengths of blocks: the larger ones keep the number of files low in runs of days."""

@@ -17,12 +17,12 @@ import numpy as np
 from sonde.record import Event, GraphPart, NumberBatch, SiteInfo, SketchBatch
 from sonde.store import attempts, documents, segments
 from sonde.store.files import Files, publish, replace
+from sonde.store.home import Home, ReplacedError
+from sonde.store.row_builder import RowBuilder, SegmentRows, graph_rows
 from sonde.store.schemas import EVENTS, GRAPH, NUMBERS, SITES, SKETCHES, TABLES, TRACES, Table
 from sonde.store.segments import Attempt
 from sonde.store.tensors import PlacedValue, TensorFiles, TracedValue, groups
 from sonde.store.writing.compactor import Compactor
-from sonde.store.writing.home import Home, ReplacedError
-from sonde.store.writing.row_builder import RowBuilder, SegmentRows, graph_rows
 from sonde.store.writing.streams import Stream
 
 _BREATH_S: Final = 1e-4

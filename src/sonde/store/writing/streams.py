@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from sonde.store import segments
 from sonde.store.files import Files, UnsureError, publish
+from sonde.store.home import Home
+from sonde.store.row_builder import SegmentRows
 from sonde.store.schemas import Table
 from sonde.store.segments import Attempt, Contents
-from sonde.store.writing.home import Home
-from sonde.store.writing.row_builder import SegmentRows
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,14 +26,14 @@ from sonde import _endings
 from sonde._errors import RunError
 from sonde._signals import Gate, pass_on
 from sonde.record import Event, GraphPart, NumberBatch, SiteInfo, SketchBatch
-from sonde.store import attempts, locations
+from sonde.store import attempts, home, locations
 from sonde.store.files import Files, LocalFiles
+from sonde.store.row_builder import graph_rows, size_bytes
 from sonde.store.segments import Attempt
 from sonde.store.tensors import TracedValue
-from sonde.store.writing import claims, home
+from sonde.store.writing import claims
 from sonde.store.writing.inbox import FLUSH_BYTES, Inbox
 from sonde.store.writing.publisher import Publisher, Taken
-from sonde.store.writing.row_builder import graph_rows, size_bytes
 
 _FLUSH_AT: Final = 0.75
 """Share of `flush_s` after which a flush begins, so that it has ended when `flush_s` is over."""

@@ -11,8 +11,8 @@ import numpy as np
 
 from sonde.sketch import NumberFormat, needs_bins, statistic
 from sonde.views import ids
-from sonde.views.notes import FROZEN, bounds, step_notes
 from sonde.views.numbers import columns, pooling
+from sonde.views.numbers.notes import FROZEN, bounds, step_notes
 from sonde.views.numbers.pooling import Cells, Source
 from sonde.views.questions import HeatQuestion
 from sonde.views.runs.opened_run import (

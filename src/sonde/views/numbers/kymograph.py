@@ -13,8 +13,7 @@ from sonde.sketch import Sketch, concatenate, merge_groups, row, statistic
 from sonde.sketch.columns import empty
 from sonde.store.reading import sketch_rows
 from sonde.store.reading.selection import Selection
-from sonde.views import notes
-from sonde.views.numbers import axes, columns
+from sonde.views.numbers import axes, columns, notes
 from sonde.views.numbers.columns import Grid
 from sonde.views.numbers.extent import extent
 from sonde.views.questions import KymographQuestion

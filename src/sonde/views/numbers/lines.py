@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from sonde.store.reading.selection import Selection
 from sonde.views import ids
-from sonde.views.notes import bounds, step_notes
 from sonde.views.numbers import columns
+from sonde.views.numbers.notes import bounds, step_notes
 from sonde.views.questions import LinesQuestion, SparkQuestion
 from sonde.views.runs.opened_run import MAX_LABEL, NotFoundError, OpenedRun, shown
 from sonde.views.specs import NONFINITE, NUMBER, Line, Lines, Spark

@@ -14,9 +14,9 @@ from sonde.graph.model import Node
 from sonde.record import PARAMETER_KINDS
 from sonde.sketch import needs_bins, statistic
 from sonde.views import ids
-from sonde.views.notes import bounds, step_notes
 from sonde.views.numbers import columns, pooling
 from sonde.views.numbers.heat import default_kind, is_under
+from sonde.views.numbers.notes import bounds, step_notes
 from sonde.views.numbers.pooling import Cells, Source
 from sonde.views.questions import TintQuestion
 from sonde.views.runs.opened_run import OpenedRun, RunStructure

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sonde.store import packing
 from sonde.store.packing import SIZES, PackedArray
-from sonde.views import notes
+from sonde.views.numbers import notes
 from sonde.views.specs import F64, NONFINITE, NUMBER, U8, Bounds, Matrix
 
 _AT_ONCE: Final = 1 << 20

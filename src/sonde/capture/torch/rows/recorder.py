@@ -16,9 +16,9 @@ from torch import Tensor
 from sonde._torch_internals.tensors import copy_each
 from sonde.capture.drain import Drain, StepEnd, WindowRows
 from sonde.capture.native import Place, Row
-from sonde.capture.torch.cuda.graphs import CapturedCudaGraph, can_capture
 from sonde.capture.torch.facts import Facts, SiteFact
 from sonde.capture.torch.rows.bundles import Kept, TensorBundle, TensorShare
+from sonde.capture.torch.rows.cuda_graphs import CapturedCudaGraph, can_capture
 from sonde.capture.torch.rows.host import (
     FORMATS,
     DeviceRows,
