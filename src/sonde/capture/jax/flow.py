@@ -15,7 +15,7 @@ from typing import Any, Final
 from jax.extend.core import Jaxpr, Literal
 
 from sonde.capture.jax.harvest import jaxprs_in, opened, stacks_in
-from sonde.capture.jax.taps import Call, Tap, cotap_p, tap_p
+from sonde.capture.jax.taps import Call, JaxTap, cotap_p, tap_p
 from sonde.graph.model import node_id
 from sonde.record import CallPort, GraphEdge, GraphModule, GraphNode, GraphPart
 
@@ -82,7 +82,7 @@ class _Flow:
                 outputs = [a | b for a, b in pairs]
         return outputs
 
-    def _meet(self, tap: Tap, x: Any, sources: Sources) -> Sources:
+    def _meet(self, tap: JaxTap, x: Any, sources: Sources) -> Sources:
         call = tap.call
         if call is None or tap.kind not in ("input", "output"):
             return sources
