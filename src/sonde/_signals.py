@@ -104,18 +104,24 @@ def _is_call_of_handler(frame: FrameType) -> bool:
     )
 
 
-class _Ignoring:
-    """Ends a block at any error, except what a signal handler raises. See `IGNORING`."""
+class Ignoring:
+    """`suppress(kind)` for code that a user's signal handler may interrupt: what it raises gets
+    through. A handler that raises `TimeoutError` raises an `OSError`."""
+
+    def __init__(self, kind: type[Exception]) -> None:
+        self._kind = kind
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        return isinstance(error, Exception) and not is_from_handler(error)
+        return isinstance(error, self._kind) and not is_from_handler(error)
 
 
-IGNORING: Final = _Ignoring()
-"""`with IGNORING:` is `suppress(Exception)` for code that a user's signal handler may interrupt."""
+IGNORING: Final = Ignoring(Exception)
+"""Ends a block at any error, except what a signal handler raises."""
+
+IGNORING_OS: Final = Ignoring(OSError)
 
 
 def pass_on(error: BaseException) -> None:

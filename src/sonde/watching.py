@@ -73,11 +73,9 @@ def watch(
             Without one, call `watch.step()` after each update.
         every: Record every so many steps; or a function of the step; or windows
             `[(0, 100), (1000, 2000, 10)]`. May be changed later through `watch.every`.
-        log: Kinds to record, or a preset: `default`, `activations`, `gradients`, `parameters`,
-            `all`.
+        log: Kinds, or a preset: `default`, `activations`, `gradients`, `parameters` or `all`.
         dir: Folder of runs.
-        name: Name of the run, a new folder in `dir`; the time and four random characters if not
-            given.
+        name: Name of the run, a new folder in `dir`; by default the time and random characters.
         include: What to record: globs on paths, `re:` regular expressions, module types, a function
             `(path, module) -> bool`, or several of these. Parameters follow their module, or go by
             their own full name.
@@ -101,9 +99,8 @@ def watch(
             one as it is now.
         overhead_budget: Leave out due steps, so that the hooks take at most this share of the time:
             0.02 for 2 %. How many were left out is in the run.
-        hyperparameters: Record, as scalars, the learning rate, betas, eps, weight decay and
-            momentum of each parameter group, the norm of all gradients, and a gradient scaler's
-            scale.
+        hyperparameters: Record the learning rate, betas, eps, weight decay and momentum of each
+            parameter group, the norm of all gradients and a gradient scaler's scale, as scalars.
         final_parameters: Record the parameters once more at the end, as phase `final`.
 
     Raises:
@@ -132,13 +129,13 @@ def watch(
         "optimizers": list(prepared.optimizer_types),
         "overhead_budget": overhead_budget,
     }
-    done = prepared.updates
-    place = place_run(Path(dir), name, resume=resume, step=step, updates=done)
-    described["began"] = {"step": place.step, "updates": done or 0}
+    place = place_run(Path(dir), name, resume=resume, step=step, updates=prepared.updates)
+    described["began"] = {"step": place.step, "updates": prepared.updates or 0}
     rank, world_size = rank_and_world(rank, world_size)
     voice = WarnOnce()
     drain = Drain()
     session = prepared.start(budget or schedule, drain, place.step)
+    writer: Writer | None = None
     try:
         if reference is not None:
             session.set_reference(reference)
@@ -153,18 +150,21 @@ def watch(
             on_problem=voice.warn,
         )
         writer = new_writer(resume_from_step=place.step if resume else None)
+        feeds = Feeds(named, WatchedRun(place.path, rank, config or {}), drain.tell)
+        drain.start([feeds, writer, *session.sinks, *others])  # feeds first: they tell of losses
+        runs = [w.path.name for w in _OPEN if w.watches(model)]
+        made = Watch(session, drain, writer, voice, every, budget, new_writer, feeds)
+        session.tell_concerns(sorted(runs), is_guess=place.is_guess)
     except BaseException as error:
         session.close()
+        if writer is not None:  # a signal handler has raised
+            drain.close("failed", _CLOSE_TIMEOUT_S)
+            writer.close("failed")
         if not isinstance(error, RankTakenError) or resume or strict:
             raise
         voice.warn(f"This process records nothing. {error}")
         _UNRECORDED.append(ref(model))
         return Watch.inert()
-    feeds = Feeds(named, WatchedRun(place.path, rank, config or {}), drain.tell)
-    drain.start([feeds, writer, *session.sinks, *others])  # feeds first: the run is told of losses
-    runs = [w.path.name for w in _OPEN if w.watches(model)]
-    made = Watch(session, drain, writer, voice, every, budget, new_writer, feeds)
-    session.tell_concerns(sorted(runs), is_guess=place.is_guess)
     return made
 
 

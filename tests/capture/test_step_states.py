@@ -97,21 +97,27 @@ def test_of_nested_blocks_the_strongest_says_what_hooks_do(state):
     assert machine.work is WORK[HookMode.USUAL][state]
     machine.is_named = True
     assert machine.work is WORK[HookMode.NAMED][state]
-    machine.pause()
-    machine.pause()
-    machine.resume()
+    machine.pause("outer")
+    machine.pause("inner")
+    machine.resume("inner")
     assert machine.work is WORK[HookMode.PAUSED][state]
     machine.is_capturing = True
     assert machine.work is WORK[HookMode.CAPTURING][state]
-    machine.resume()
+    machine.resume("outer")
     assert machine.work is WORK[HookMode.CAPTURING][state]
     machine.is_named = machine.is_capturing = False
     assert machine.work is WORK[HookMode.USUAL][state]
 
 
-def test_a_pause_that_never_began_cannot_end():
-    with pytest.raises(RuntimeError, match="no pause"):
-        StepMachine().resume()
+def test_a_pause_that_ends_twice_leaves_the_others_alone():
+    machine = StepMachine()
+    machine.pause("outer")
+    machine.pause("inner")
+    machine.resume("inner")
+    machine.resume("inner")
+    assert machine.is_silent
+    machine.resume("outer")
+    assert not machine.is_silent
 
 
 def test_a_due_step_counts_as_any_other_where_training_is_not_recorded():

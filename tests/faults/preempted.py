@@ -17,9 +17,15 @@ import sys
 import warnings
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import sonde
+from sonde.capture import backend
+
+sys.path.append(str(Path(__file__).parents[1] / "capture"))
+
+import numpy_backend
 
 OURS = os.path.dirname(sonde.__file__) + os.sep
 
@@ -147,7 +153,7 @@ class Watching(Activity):
 
 
 class Measuring(Watching):
-    """Metrics, a reference, attention, and a phase of its own."""
+    """Metrics, a reference, attention, a phase of its own, and a block without recording."""
 
     options = {"reference": "init"}
 
@@ -160,6 +166,39 @@ class Measuring(Watching):
         self.step()
         with self.watch.phase("test"), torch.no_grad():
             self.model(torch.ones(4, 8))
+        with self.watch.paused(), torch.no_grad():
+            self.model(torch.ones(4, 8))
+
+
+class Arrays(Activity):
+    """A model of another framework than torch: a step, a phase of its own, a block without."""
+
+    def begin(self):
+        if not any(one.name == "numpy" for one in backend._REGISTERED):
+            backend.register(numpy_backend.NumpyBackend())
+        self.model = numpy_backend.MLP(4, 4)
+        self.optimizer = numpy_backend.SGD(self.model, 0.01)
+        self.watch = sonde.watch(self.model, self.optimizer, every=1, dir=self.folder, name="run")
+
+    def act(self):
+        self.model.backward(self.model.forward(np.ones((2, 4), np.float32)))
+        self.optimizer.step()
+        with self.watch.phase("test"):
+            self.model.forward(np.ones((2, 4), np.float32))
+        with self.watch.paused():
+            self.model.forward(np.ones((2, 4), np.float32))
+
+    def settle(self):
+        assert self.watch._session.forced_phase is None, "a phase is left"
+        assert not self.watch._session._machine.is_silent, "a pause is left"
+        super().settle()
+
+    def end(self):
+        last = self.watch.current_step - 1
+        self.watch.close()
+        with sonde.open(self.folder / "run", frame="arrow") as run:
+            query = f"select phase, name, count from stats where step = {last} order by all"
+            return {"recorded": run.sql(query).to_pylist()}
 
 
 class Beginning(Activity):
@@ -196,7 +235,7 @@ class Tracing(Activity):
 
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-ACTIVITIES = {kind.__name__: kind for kind in (Watching, Measuring, Beginning, Tracing)}
+ACTIVITIES = {kind.__name__: kind for kind in (Watching, Measuring, Arrays, Beginning, Tracing)}
 
 
 class Model(torch.nn.Module):

@@ -21,7 +21,16 @@ SOURCES = Path(sonde.__file__).parent
 TRAINING = ("capture", "graph", "metrics", "tracing")
 """Where code runs on the training thread."""
 
-PASSING_ON = {"pass_on", "is_from_handler", "failed", "fail", "_failed", "_fail", "tap_failed"}
+PASSING_ON = {
+    "pass_on",
+    "is_from_handler",
+    "failed",
+    "fail",
+    "_failed",
+    "_fail",
+    "tap_failed",
+    "_alone",
+}
 """Calls that raise an error again if a handler has raised it."""
 
 IN_THREADS = {"capture/drain.py": 1, "tracing/pipeline.py": 1}
@@ -29,7 +38,8 @@ IN_THREADS = {"capture/drain.py": 1, "tracing/pipeline.py": 1}
 
 
 @pytest.mark.parametrize(
-    ("what", "most"), [("Watching", 60), ("Measuring", 60), ("Tracing", 60), ("Beginning", 30)]
+    ("what", "most"),
+    [("Watching", 60), ("Measuring", 60), ("Arrays", 60), ("Tracing", 60), ("Beginning", 30)],
 )
 def test_a_handler_that_raises_at_any_line_reaches_the_user_and_nothing_is_lost(
     tmp_path, what, most

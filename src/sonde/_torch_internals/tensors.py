@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import count
@@ -343,6 +343,15 @@ class QuietDispatchMode(DispatchMode):  # type: ignore[misc]  # Any: torch's, if
     def _should_skip_dynamo(cls) -> bool:
         # Would load the whole compiler (seconds) on the first operation.
         return False
+
+    def leave(self) -> None:
+        """End the block. Call it again if a signal handler has raised in it: torch takes the flags
+        from before the block out of its lists one by one, so they are put there each time."""
+        known = self.__dict__
+        if "_flags" not in known:
+            self._flags = {name: deque(x) for name, x in known.items() if isinstance(x, deque)}
+        known.update({name: deque(x) for name, x in self._flags.items()})
+        self.__exit__(None, None, None)
 
 
 def current_mode() -> object:

@@ -65,17 +65,18 @@ class ArrayRows:
         for (phase, site), row in held.items():
             window.touched.setdefault(phase, []).append((site, [row]))
         has_room = self._drain.has_room
-        if held and has_room:
-            self._drain.put(WindowRows(steps, _FilledTable(self._table), window, self._new))
-            self._new = []
-        for phase, step in steps.items():
-            self._drain.put(StepEnd(step, phase, dropped=not has_room))
-        if held:
+        filled = self._table
+        if held:  # first: a signal handler may raise, and rows must not be handed over twice
             kept = {key: row for key, row in self._rows.items() if key not in held}
             table = new_table(max(8, len(self._rows)))
             for new, old in enumerate(kept.values()):
-                table[new] = self._table[old]
+                table[new] = filled[old]
             self._table, self._rows = table, dict(zip(kept, range(len(kept)), strict=True))
+        if held and has_room:
+            self._drain.put(WindowRows(steps, _FilledTable(filled), window, self._new))
+            self._new = []
+        for phase, step in steps.items():
+            self._drain.put(StepEnd(step, phase, dropped=not has_room))
         return has_room
 
 

@@ -255,23 +255,36 @@ class ArraySession:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        self._machine.pause()
+        block = object()
         try:
+            self._machine.pause(block)
             yield
-        finally:
-            self._machine.resume()
+        finally:  # twice, here and below: a signal handler may raise in the first
+            try:
+                self._machine.resume(block)
+            finally:
+                self._machine.resume(block)
 
     @contextmanager
     def phase(self, name: str, step: int | None) -> Iterator[None]:
-        with self._lock:
-            before = self._phases.force(name, step)
+        before = self._phases.forced_to
         try:
+            with self._lock:
+                self._phases.force(name, step)
             yield
         finally:
-            with self._lock:
-                if not is_training(name):
-                    self._hand_over([name])
-                self._phases.force(*before)
+            try:
+                self._end_phase(name, before)
+            finally:
+                self._end_phase(name, before)
+
+    def _end_phase(self, name: str, before: tuple[str | None, int | None]) -> None:
+        with self._lock:
+            if self._phases.forced_to == before:
+                return
+            if not is_training(name):
+                self._hand_over([name])
+            self._phases.force(*before)
 
     @contextmanager
     def branch(self, name: str) -> Iterator[None]:

@@ -225,6 +225,8 @@ class Drain:
         can be called again. If it does not come to an end in time, they are closed here.
         """
         self._reason = self._reason or reason
+        if not self._has_started:
+            return
         self._jobs.put(None)
         self._hurry.ring()
         if self._drained.wait(timeout_s):

@@ -133,7 +133,7 @@ class StepMachine:
         self.watch = WatchState.OPEN
         self.is_named = False
         self.is_capturing = False
-        self._pauses = 0
+        self._pauses: set[object] = set()
         self._records_training = records_training
         self._enter(StepState.IDLE)
 
@@ -159,15 +159,14 @@ class StepMachine:
             raise RuntimeError(f"{event} cannot follow {self.watch}")
         self.watch = after
 
-    def pause(self) -> None:
+    def pause(self, block: object) -> None:
         """A block begins in which nothing is recorded."""
-        self._pauses += 1
+        self._pauses.add(block)
 
-    def resume(self) -> None:
-        """Such a block ends, by an exception or not."""
-        if not self._pauses:
-            raise RuntimeError("there is no pause to end")
-        self._pauses -= 1
+    def resume(self, block: object) -> None:
+        """That block ends, by an exception or not. It may end twice, and before it has begun: a
+        signal handler may raise in between."""
+        self._pauses.discard(block)
 
     @property
     def is_closed(self) -> bool:
@@ -177,7 +176,7 @@ class StepMachine:
     @property
     def is_silent(self) -> bool:
         """Whether nothing is recorded now, in whichever phase."""
-        return self._pauses > 0 or self.watch is not WatchState.OPEN
+        return bool(self._pauses) or self.watch is not WatchState.OPEN
 
     @property
     def mode(self) -> HookMode:

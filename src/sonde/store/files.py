@@ -11,6 +11,8 @@ import errno
 import os
 from typing import Final, Protocol
 
+from sonde._signals import IGNORING_OS, pass_on
+
 NO_HARD_LINKS: Final = frozenset(
     {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EACCES}
 )
@@ -111,11 +113,12 @@ def publish(files: Files, folder: str, name: str, data: bytes) -> OSError | None
         write_new(files, temporary, data)
         _name(files, temporary, os.path.join(folder, name))
     finally:
-        with contextlib.suppress(OSError):
+        with IGNORING_OS:
             files.unlink(temporary)
     try:
         files.sync_folder(folder)
     except OSError as error:
+        pass_on(error)
         return error
     return None
 
@@ -127,7 +130,7 @@ def replace(files: Files, folder: str, name: str, data: bytes) -> None:
         write_new(files, temporary, data)
         files.rename(temporary, os.path.join(folder, name))
     except OSError:
-        with contextlib.suppress(OSError):
+        with IGNORING_OS:
             files.unlink(temporary)
         raise
 
@@ -156,6 +159,7 @@ def _name(files: Files, source: str, target: str) -> None:
     except FileExistsError:
         return
     except OSError as error:
+        pass_on(error)
         if _is_there(files, target, error):
             return
         if error.errno not in NO_HARD_LINKS:
@@ -167,6 +171,7 @@ def _rename(files: Files, source: str, target: str) -> None:
     try:
         files.rename(source, target)
     except OSError as error:
+        pass_on(error)
         if not _is_there(files, target, error):
             raise
 

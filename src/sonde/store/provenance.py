@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import re
@@ -14,6 +13,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from sonde._signals import IGNORING_OS, pass_on
 from sonde._version import VERSION
 
 _REPORTED: Final = ("numpy", "torch", "jax", "flax", "transformers", "lightning", "accelerate")
@@ -78,16 +78,17 @@ def host() -> dict[str, object]:
 def hostname() -> str:
     try:
         return socket.gethostname()
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return "unknown"
 
 
 def process_space() -> str:
     """Equal for processes that see the same process ids: one boot of one machine, one container."""
     parts = []
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+    with IGNORING_OS, open("/proc/sys/kernel/random/boot_id") as file:
         parts.append(file.read().strip())
-    with contextlib.suppress(OSError):
+    with IGNORING_OS:
         parts.append(os.readlink("/proc/self/ns/pid"))
     return "/".join(parts) if len(parts) == 2 else ""
 
@@ -104,14 +105,15 @@ def process_start(pid: int) -> str | None:
     except FileNotFoundError:
         if os.path.exists("/proc/self/stat"):
             return None
-    except (OSError, IndexError):
+    except (OSError, IndexError) as error:
+        pass_on(error)
         return ""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return None
-    except OSError:
-        return ""
+    except OSError as error:
+        pass_on(error)
     return ""
 
 
@@ -138,6 +140,7 @@ def _git(*arguments: str) -> list[str] | None:
             stdin=subprocess.DEVNULL,
             env={**os.environ, **_GIT_ENVIRONMENT},
         )
-    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError) as error:
+        pass_on(error)
         return None
     return done.stdout.split("\n")[:-1] if done.stdout else []

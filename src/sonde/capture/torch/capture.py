@@ -103,6 +103,9 @@ class Capture:
         self.graphs = CudaGraphs(self)
         self.graph_taker = model_graph.taker(model, drain, self.troubles, plan.max_calls)
         self.steps.decide()
+
+    def start(self) -> None:
+        """Put hooks on the model. `close` takes them off, also when this was interrupted."""
         self.taps.start(self.root)
 
     # -- what the owner asks for ---------------------------------------------------------------

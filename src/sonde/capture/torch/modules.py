@@ -7,6 +7,7 @@ from typing import Final
 
 from torch import nn
 
+from sonde._torch_internals import modules
 from sonde._torch_internals.modules import new_id
 from sonde.capture.torch import names
 from sonde.capture.torch.compile import hooks
@@ -72,25 +73,26 @@ class WatchedModules:
         structure.refresh()
         if self._version == structure.version:
             return
-        self._version = structure.version
-        before, self._taps = self._taps, {}
         present = [(path, m) for path, r in structure.modules if (m := r()) is not None]
+        kept: set[int] = set()
         is_new = False
         for path, module in present:
             if module is not root and not self._is_concerned(path, module):
                 continue
-            tap = before.get(id(module))
-            if tap is not None and tap.module() is module and tap.path == path:
-                del before[id(module)]
-            else:
-                tap = self._hang(path, module, is_root=module is root)
-                before.pop(id(module), None)  # its hooks have been replaced
+            kept.add(id(module))
+            tap = self._taps.get(id(module))
+            if tap is None or tap.module() is not module or tap.path != path:
+                tap = self._tap(path, module, is_root=module is root)
+                # In this order: if a signal handler raises in between, the next scan does it again.
+                hang(tap, module, self._number)  # replaces the hooks of another path
+                self._taps[id(module)] = tap
                 is_new = True
-            self._taps[id(module)] = tap
             if self._is_shared:
                 share(tap)
-        for tap in before.values():
-            take_off(tap, self._number)
+        for gone in self._taps.keys() - kept:
+            take_off(self._taps[gone], self._number)
+            del self._taps[gone]
+        self._version = structure.version
         self.mind()
         if is_new and hooks.forget_compiled([m for _, m in present]):
             self._troubles.tell(
@@ -158,16 +160,19 @@ class WatchedModules:
         for tap in self._taps.values():
             take_off(tap, self._number, for_good=True)
             tap.forget_code()
+        for _, known in self._structure.modules:  # a scan may have been interrupted
+            module = known()
+            if module is not None:
+                modules.take_off(module, self._number, for_good=True)
         self._taps.clear()
 
-    def _hang(self, path: str, module: nn.Module, *, is_root: bool) -> Tap:
+    def _tap(self, path: str, module: nn.Module, *, is_root: bool) -> Tap:
         plan = self._owner.plan
         selected = plan.wants(path, module)
         kinds = self._owner.kinds & MODULE_KINDS if selected else frozenset()
         kinds = plan.kinds_at(kinds, path, module)
         tap = Tap(self._owner, path, module, kinds, selected=selected, is_root=is_root)
         tap.want(kinds, follows=self._follows and selected)
-        hang(tap, module, self._number)
         return tap
 
     def _is_concerned(self, path: str, module: nn.Module) -> bool:

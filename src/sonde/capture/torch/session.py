@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
@@ -66,17 +66,29 @@ class TorchSession:
         step: int,
     ) -> None:
         self.capture = Capture(model, plan, schedule, drain, step=step)
+        with ExitStack() as undo:  # a signal handler may raise anywhere
+            undo.callback(self.capture.close)
+            self.capture.start()
+            self._start(model, optimizers, plan, drain, undo)
+            undo.pop_all()
+
+    def _start(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        plan: Plan,
+        drain: Drain,
+        undo: ExitStack,
+    ) -> None:
         self.capture.recorder.facts = Facts(self.capture.structure)
         self.observer = Observer(self.capture)
+        undo.callback(self.observer.close)
         self.has_optimizer = self.capture.silence.has_optimizer = bool(optimizers)
         self._concerns = list(concerns(model, optimizers))
         self.latest = Latest()
         self._manual = ManualRecords(self.capture)
-        try:
-            self._optimizers = Optimizers(self.capture, optimizers)
-        except BaseException:
-            self.capture.close()
-            raise
+        self._optimizers = Optimizers(self.capture, optimizers)
+        undo.callback(self._optimizers.close)
         self._scalars = Scalars(
             drain,
             self.capture.phases,
@@ -88,13 +100,17 @@ class TorchSession:
         self._hyperparameters: Hyperparameters | None = None
         if plan.hyperparameters:
             found = Hyperparameters(self.capture, optimizers, self.observer.remember)
+            undo.callback(found.close)
             self._hyperparameters = found
             found.taken = self._scalars.taken
             drain.norms = Norms(self._scalars.taken)
+            undo.callback(patches.forget, found)
             patches.listen(found)
         if not optimizers:
             self.capture.begun = self._optimizers.begin_by_hand
+        undo.callback(patches.forget, self._optimizers)
         patches.listen(self._optimizers)
+        undo.callback(active.discard, self.capture, self.observer)
         active.add(self.capture, self.observer)
 
     @property

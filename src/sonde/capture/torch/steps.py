@@ -188,13 +188,20 @@ class TrainingSteps:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Record nothing inside."""
-        self.machine.pause()
-        self.settle()
+        block = object()
         try:
-            yield
-        finally:
-            self.machine.resume()
+            self.machine.pause(block)
             self.settle()
+            yield
+        finally:  # twice: a signal handler may raise in the first
+            try:
+                self._resume(block)
+            finally:
+                self._resume(block)
+
+    def _resume(self, block: object) -> None:
+        self.machine.resume(block)
+        self.settle()
 
     @contextmanager
     def in_phase(self, name: str, step: int | None = None) -> Iterator[None]:

@@ -103,11 +103,10 @@ class GraphTaker:
 
     def begin(self, path: str, module: nn.Module, args: Any, kwargs: Any, *, step: int) -> None:
         """An outermost call begins that is recorded. `Any`: whatever a model takes."""
-        if self._is_off:
-            self._unhook()
-            return
         try:
             self._let_go()
+            if self._is_off:
+                return
             self._is_inside = True
             if self._is_wanted(path):
                 self._trace(path, module, args, kwargs, step)
@@ -156,12 +155,10 @@ class GraphTaker:
 
     def close(self, *, step: int) -> None:
         """Tell how often everything was seen in the end."""
-        if self._is_off:
-            self._unhook()
-            return
         try:
             self._let_go()
-            self._tell_counts(step)
+            if not self._is_off:
+                self._tell_counts(step)
         except Exception as error:
             self._fail(error)
         self._is_off = True
@@ -279,11 +276,13 @@ class GraphTaker:
         """Of a pass that never ended, and of modes that could not leave when they should have."""
         self._stop_pass()
         self._unhook()
-        self._leftover = [mode for mode in self._leftover if not mode.stop()]
+        if self._leftover:
+            self._leftover = [mode for mode in self._leftover if not mode.stop()]
 
     def _unhook(self) -> None:
-        while self._hooked:
-            self._hooked.pop().unhook()
+        while self._hooked:  # in this order: a signal handler may raise in between
+            self._hooked[-1].unhook()
+            self._hooked.pop()
 
     def _stop_pass(self) -> None:
         """A signal may interrupt this: the pass is let go of when all the rest is done."""

@@ -239,7 +239,7 @@ class TraceMode(QuietDispatchMode):
         self._trace = None
         if current_mode() is not self:
             return False
-        self.__exit__(None, None, None)
+        self.leave()
         return True
 
 

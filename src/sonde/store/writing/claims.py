@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sonde._errors import RunError
+from sonde._signals import IGNORING_OS, pass_on
 from sonde.store import attempts, documents
 from sonde.store.attempts import STALE_S, AttemptReader, AttemptRecord
 from sonde.store.documents import DamagedError, Document
@@ -88,6 +89,7 @@ def _take(files: Files, folder: str, attempt: Attempt, data: bytes) -> bool:
     except FileExistsError:
         return _read(mark) == data  # a repeated request on a network mount: it was ours
     except OSError as error:
+        pass_on(error)
         if _read(mark) == data:
             return True
         if error.errno not in NO_HARD_LINKS:
@@ -96,7 +98,7 @@ def _take(files: Files, folder: str, attempt: Attempt, data: bytes) -> bool:
             write_new(files, mark, data)
         return _read(mark) == data
     finally:
-        with contextlib.suppress(OSError):
+        with IGNORING_OS:
             files.unlink(temporary)
     return True
 
@@ -104,7 +106,8 @@ def _take(files: Files, folder: str, attempt: Attempt, data: bytes) -> bool:
 def _read(path: str) -> bytes | None:
     try:
         return documents.read_regular(path, limit_bytes=documents.MAX_BYTES)
-    except (OSError, DamagedError):
+    except (OSError, DamagedError) as error:
+        pass_on(error)
         return None
 
 
@@ -137,7 +140,8 @@ def _marked(folder: str, rank: int) -> list[int]:
 def _start_in(mark: str) -> Document:
     try:
         return documents.load(mark)
-    except (OSError, DamagedError):
+    except (OSError, DamagedError) as error:
+        pass_on(error)
         return {}  # on its way, or made by an older Sonde
 
 
@@ -207,14 +211,15 @@ def _now_ns(files: Files, folder: str) -> int:
     try:
         return os.lstat(probe).st_mtime_ns
     finally:
-        with contextlib.suppress(OSError):
+        with IGNORING_OS:
             files.unlink(probe)
 
 
 def _modified_ns(path: str) -> int:
     try:
         return os.lstat(path).st_mtime_ns
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return 0
 
 

@@ -375,4 +375,5 @@ def _begin(
         files.mkdir(os.path.join(root, attempts.FOLDER))
         return claims.claim(files, root, rank, facts)
     except OSError as error:
+        pass_on(error)
         raise RunError(f"Cannot write to `{root}`: {error.strerror or error}.") from error
