@@ -168,3 +168,22 @@ def test_broken_demo_shows_what_went_wrong(broken):
     _, told = broken
     assert "loss nan" in told
     assert "first at step" in told
+
+
+def test_the_demo_trains_in_jax_too(tmp_path, capsys):
+    pytest.importorskip("flax")
+    asked = ["demo", "--jax", "--steps", "2", "--every", "1", "--no-view", "--name", "it"]
+    assert main([*asked, "--dir", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out.partition("import sonde\n")[2].partition("\n\n")[2]
+    run = sonde.open(tmp_path / "it")
+    for line in printed.splitlines()[:6]:
+        if line.startswith("run."):
+            assert len(eval(line)) > 0, line
+    names = set(run.sites["name"])
+    assert {"blocks.3/output/0", "blocks.0.qkv/param_grad/kernel/before_clip"} <= names
+    assert run.graph.level("blocks.0").edges
+
+
+def test_the_broken_demo_is_not_there_in_jax(tmp_path, capsys):
+    assert main(["demo", "--jax", "--broken", "--dir", str(tmp_path)]) != 0
+    assert "Leave out `--jax`" in capsys.readouterr().err

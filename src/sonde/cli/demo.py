@@ -7,12 +7,12 @@ import os
 import shlex
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sonde.demo.scenarios import Scenario
+    from sonde.demo.scenarios import Scenario, Trained
 
 HELP = "train a small network for about a minute, watch it, show what was seen, open the explorer"
 
@@ -33,8 +33,18 @@ run.sql("select name, max(max_abs) as largest from stats group by name order by 
 """
 
 
+_IN_JAX: Final = {
+    "blocks.*.mlp": "blocks.*.up",
+    "*.weight": "*.kernel",
+    "blocks.0.attn.qkv.weight": "blocks.0.qkv.kernel",
+    "blocks.3.mlp.down": "blocks.3.down",
+}
+"""What modules and parameters are called in the network of `--jax`."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--broken", action="store_true", help="train one that ends in NaN")
+    parser.add_argument("--jax", action="store_true", help="train in JAX, with flax.nnx")
     parser.add_argument("--steps", type=int, metavar="N", help="default: 400, or 80 if broken")
     parser.add_argument(
         "--every", type=int, metavar="N", help="record each N-th step; default: 10, or 1 if broken"
@@ -55,8 +65,11 @@ def run(arguments: argparse.Namespace) -> int:
     # Threads that keep a core busy while they wait for each other: 157 s instead of 25 s for 40
     # steps beside other work, 2 cores, 2026-11. Must be said before torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if arguments.jax and arguments.broken:
+        raise SondeError("`--broken` is for PyTorch. Leave out `--jax`.")
     try:
-        require("torch", extra="torch")
+        for module in ("jax", "flax", "optax") if arguments.jax else ("torch",):
+            require(module, extra="jax" if arguments.jax else "torch")
     except ImportError as error:
         raise SondeError(str(error)) from None
     from sonde.demo.scenarios import BROKEN, HEALTHY
@@ -76,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     where = os.path.join(arguments.dir, trained.path.name)
     _show(where)
-    _say_how_to_look(console, where)
+    _say_how_to_look(console, where, in_jax=arguments.jax)
     return _view(console, arguments)
 
 
@@ -97,9 +110,13 @@ def _introduce(console: Console, scenario: Scenario, steps: int) -> None:
 
 def _train(
     console: Console, scenario: Scenario, steps: int, arguments: argparse.Namespace
-) -> Any:  # sonde.demo.torch.training.Trained, which needs torch
+) -> Trained:
     from sonde.demo.progress import Steps
-    from sonde.demo.torch.training import train
+
+    if arguments.jax:
+        from sonde.demo.jax.training import train
+    else:
+        from sonde.demo.torch.training import train
 
     with Steps(console, steps) as progress:
         trained = train(
@@ -148,9 +165,12 @@ def _view(console: Console, arguments: argparse.Namespace) -> int:
         return 0
 
 
-def _say_how_to_look(console: Console, where: str) -> None:
+def _say_how_to_look(console: Console, where: str, *, in_jax: bool) -> None:
     _head(console, "in Python")
-    print(_PYTHON.format(run=where))
+    text = _PYTHON
+    for name, own in _IN_JAX.items() if in_jax else ():
+        text = text.replace(f'"{name}"', f'"{own}"')
+    print(text.format(run=where))
     if shutil.which("sonde") is None:
         folder = os.path.relpath(sys.prefix)
         folder = sys.prefix if folder.startswith("..") else folder

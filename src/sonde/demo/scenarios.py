@@ -19,7 +19,9 @@ Whatever is meant to notice such things can be held against this.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal
 
 
@@ -33,6 +35,16 @@ class Shape:
     context: int
     is_normalised: bool = True
     init_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What became of a training."""
+
+    path: Path | None
+    """The run directory; None when Sonde is off."""
+    writes: Callable[[str, int], str]
+    """Goes on from a text with so many characters of its own."""
 
 
 @dataclass(frozen=True, slots=True)

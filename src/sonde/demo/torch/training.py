@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.optim import SGD, AdamW, Optimizer
 
-from sonde.demo.scenarios import Scenario
+from sonde.demo.scenarios import Scenario, Trained
 from sonde.demo.text import logbook
 from sonde.demo.torch.transformer import Transformer
 from sonde.watching import Watch, watch
@@ -23,16 +22,6 @@ TEMPERATURE = 0.6
 
 Told = Callable[[int, float, float | None], None]
 """Called after each step: the step, its loss, and the loss on unseen text where it was taken."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """What became of a training."""
-
-    path: Path | None
-    """The run directory; None when Sonde is off."""
-    writes: Callable[[str, int], str]
-    """Goes on from a text with so many characters of its own."""
 
 
 def train(
