@@ -313,6 +313,22 @@ def test_a_step_by_hand_only_logs_where_an_optimizer_is_known(watching, model, o
     assert memory.scalars == {(0, "train"): {"loss": 2.0}}
 
 
+@pytest.mark.parametrize("log", [["param"], ["param", "param_grad"], ["param", "update"]])
+def test_a_step_by_hand_records_each_parameter_once(watching, model, log):
+    watch, memory = watching(model, log=log)
+    for _ in range(2):
+        model(torch.ones(2, 4)).sum().backward()
+        watch.step()
+    watch.close()
+    names = {
+        f"{'.'.join(n.split('.')[:-1])}/param/{n.split('.')[-1]}": p.numel()
+        for n, p in model.named_parameters()
+    }
+    for at in (0, 1):
+        found = memory.at(at)
+        assert {name: found[name].count for name in names} == names
+
+
 def test_scalars_can_come_from_many_threads(watching, model, optimizer):
     watch, memory = watching(model, optimizer)
 

@@ -50,6 +50,7 @@ class Optimizers:
         self._parties: dict[int, OptimizerParameters] = {}
         self._stepped: set[int] = set()
         self._clipped: set[int] = set()
+        self._is_begun = False
         self._off: set[str] = set()
         self._version = -1
         self._without_orphans: tuple[int, ParameterSigns] | None = None
@@ -122,9 +123,11 @@ class Optimizers:
 
     def begin_by_hand(self) -> None:
         """The first pass of a step, when no optimizer is known: parameters as they are used."""
+        self._is_begun = True
         self._guarded("parameters", lambda: self._see_parameters(self._everybody()))
 
     def _end(self) -> None:
+        self._is_begun = False
         self._clipped.clear()
         self._let_go()
         self._guarded_mark()
@@ -205,7 +208,7 @@ class Optimizers:
 
     def _see_by_hand(self) -> None:
         party = self._everybody()
-        if not party.kept:
+        if not self._is_begun:
             self._see_parameters(party, keep=False)
         self._see_gradients(party, None)
         self._see_updates(party)
