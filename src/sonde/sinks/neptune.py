@@ -21,7 +21,8 @@ class Neptune(Sink):
     """Logs to a `neptune_scale.Run`, which has to be given.
 
     Keys are `{prefix}/{base_namespace}/{activations|gradients|parameters}/{layer}/{stat}`. The name
-    of a parameter has a `/` before its last part: `parameters/fc1/weight/mean`.
+    of a parameter has a `/` before its last part: `parameters/fc1/weight/mean`. The gradients of a
+    layer are those of its output, kind `output_grad`; those of a parameter have its name.
     """
 
     defaults: ClassVar[SinkOptions] = {"bins": 50, "stats": "mean"}
@@ -44,6 +45,8 @@ class Neptune(Sink):
     def key(self, series: Series) -> str:
         phase = "" if series.phase == "train" else f"{series.phase}/"
         key = shared_key(series).removeprefix(phase)
+        if series.kind == "output_grad":  # what TorchWatcher calls the gradients of a layer
+            key = key.replace("output_grad/", "gradients/", 1)
         if series.kind in {"param", "param_grad", "update", "optim"} and series.module:
             key = key.replace(f"/{series.module}.", f"/{series.module}/", 1)
         if series.name == HISTOGRAM and series.kind is not None:
