@@ -12,6 +12,7 @@ import torch._inductor.config
 from torch import nn
 
 import sonde
+from sonde._torch_internals.frames import TRACES_HOOKS
 from sonde.capture.drain import Drain, WindowRows
 from sonde.capture.plan import Plan, kinds_of, schedule_of
 from sonde.capture.torch.capture import Capture
@@ -108,6 +109,9 @@ def test_the_document_lists_the_files_of_an_eager_step(memory, monkeypatch):
     assert files_of(memory, monkeypatch, compiles=False) == set(listed("eager"))
 
 
+@pytest.mark.skipif(
+    not TRACES_HOOKS, reason="the compiler of this torch leaves gradients in its code out"
+)
 def test_the_document_lists_the_files_of_a_compiled_step(memory, monkeypatch, fresh_compiler):
     assert files_of(memory, monkeypatch, compiles=True) == set(listed("compiled"))
 

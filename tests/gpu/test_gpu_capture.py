@@ -150,7 +150,7 @@ def test_heads_are_read_in_one_go_as_they_lie(dtype, batch, length, heads, width
         rows.ensure(len(views))
     assert all(map(table.takes, views))
     indices = np.arange(len(views))
-    table.add_many(indices, views, None)
+    table.add_many(indices, views)
     for i, x in enumerate(views):
         host.add(i, x.cpu())
     mine, its = table.take().sketches(indices), host.take().sketches(indices)
