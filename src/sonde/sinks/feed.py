@@ -64,7 +64,7 @@ class _Named:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _GraphSeen:
     """A part of the graph."""
 
     part: GraphPart
@@ -74,7 +74,7 @@ class _Seen:
         return 300 * (len(self.part.nodes) + len(self.part.edges) + len(self.part.modules))
 
 
-_Item = _Tensors | _Named | _Seen
+_Item = _Tensors | _Named | _GraphSeen
 
 
 class Feed:
@@ -127,7 +127,7 @@ class Feed:
 
     def graph(self, part: GraphPart) -> None:
         if type(self._sink).graph is not Sink.graph:
-            self._put(_Seen(part))
+            self._put(_GraphSeen(part))
 
     def finish(self, reason: str) -> None:
         """Write what waits and end. Does not wait."""
@@ -234,7 +234,7 @@ class Feed:
     def _write(self, items: Sequence[_Item]) -> None:
         readings: dict[tuple[int, str], Reading] = {}
         for item in items:
-            if isinstance(item, _Seen):
+            if isinstance(item, _GraphSeen):
                 self._sink.graph(item.part)
                 continue
             at = (item.step, item.phase)
