@@ -47,12 +47,15 @@ VIEWS: Final = ("run", "tree", "level", "lines", "heat", "tint", "movers", "spar
 ENOUGH: Final = 60
 """Samples that say whether something grows; fewer show how it starts."""
 
-# What may grow: caches fill and segments wait for their block. A leak has no such end.
+# What may grow: caches fill, segments wait for their block of 64, one file in 64 stays. A leak has
+# no such end. Files of traced arrays are never merged: one for each flush, and no more.
 ALLOWED: Final = {
     "memory_mb": lambda early: early * 1.15 + 32,
     "descriptors": lambda early: early + 8,
     "threads": lambda early: early + 4,
-    "files": lambda early: early * 1.5 + 300,
+    "segments": lambda early: early * 1.25 + 48,
+    "segments_per_life": lambda early: early * 1.25 + 4,
+    "arrays_per_flush": lambda _early: 1.0,
 }
 
 
@@ -64,6 +67,8 @@ class Training:
     name: str
     rate: float
     lives: int = 0
+    flushes: int = 0
+    began_s: float = field(default_factory=time.monotonic)
     promised: int = -1
     excused: set[int] = field(default_factory=set)
     history: list[tuple[str, int, int]] = field(default_factory=list)
@@ -110,6 +115,7 @@ class Training:
         self.ends[f"{signal.Signals(how).name} → {code}"] += 1
         steps = [(int(line[1]), int(line[2])) for line in self.lines if line[0] == "s"]
         kept = [int(line[1]) for line in self.lines if line[0] == "f"]
+        self.flushes += len(kept)
         # A process that is told to end keeps all; a killed one all that is older than a flush.
         limit = when - 1.5 * FLUSH_S * 1e9 if how == signal.SIGKILL else float("inf")
         kept += [step for step, ns in steps if ns < limit]
@@ -121,6 +127,13 @@ class Training:
         self.history.append((signal.Signals(how).name, self.promised, last))
         # Of the steps of the last flush interval some tables may be there and others not.
         self.excused.update(range(self.promised + 1, last + 1))
+
+    @property
+    def most_flushes(self) -> float:
+        """How often it can have flushed: when asked, by its clock, and at the end of each life."""
+        now = sum(line[0] == "f" for line in self.lines)
+        by_clock = (time.monotonic() - self.began_s) / FLUSH_S
+        return self.flushes + now + by_clock + 2 * self.lives
 
     def said(self) -> str:
         return b"".join(self._errors).decode("utf-8", "replace")
@@ -186,8 +199,16 @@ class Samples:
         except psutil.Error:
             pass
 
-    def take_files(self, who: str, folder: Path) -> None:
-        self._add(who, "files", sum(len(names) for _, _, names in os.walk(folder)))
+    def take_files(self, training: Training) -> None:
+        """A training that is killed and resumed leaves files of each life: those are compared."""
+        folder = training.folder / training.name
+        arrays = sum(len(names) for _, _, names in os.walk(folder / "tensors"))
+        segments = sum(len(names) for _, _, names in os.walk(folder)) - arrays
+        if training.lives > 1:
+            self._add(training.name, "segments_per_life", segments / training.lives)
+        else:
+            self._add(training.name, "segments", segments)
+        self._add(training.name, "arrays_per_flush", arrays / training.most_flushes)
 
     def _add(self, who: str, what: str, number: float) -> None:
         self.taken.setdefault((who, what), []).append(number)
@@ -263,8 +284,8 @@ def soak(folder: Path, minutes: float, seed: int, sample_s: float) -> tuple[list
             samples.take("server", psutil.Process(server.pid))
             for i, worker in enumerate(psutil.Process(server.pid).children()):
                 samples.take(f"worker {i}", worker)
-            for name in ("steady", "killed"):
-                samples.take_files(name, folder / name)
+            for training in (steady, killed):
+                samples.take_files(training)
             if time.monotonic() > next_end_s:
                 killed.end(chance.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGINT)))
                 killed.start()

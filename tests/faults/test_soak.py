@@ -22,4 +22,4 @@ def test_a_short_soak_loses_nothing(tmp_path):
     for who in ("steady", "killed"):
         for what in ("lost", "missing", "wrong", "twice", "damaged", "hung"):
             assert rows[who, what]["late"] == "0", (who, what)
-    assert {("training", "memory_mb"), ("server", "threads"), ("steady", "files")} <= set(rows)
+    assert {("training", "memory_mb"), ("server", "threads"), ("steady", "segments")} <= set(rows)
