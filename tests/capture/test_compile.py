@@ -189,7 +189,6 @@ def test_checkpointing_under_compile_counts_once(watching):
     assert graphs() == (1, 0)
 
 
-@pytest.mark.slow
 class Passing(nn.Module):
     """Returns what its child returned, unless it writes to it first."""
 
@@ -565,9 +564,10 @@ def test_autocast_under_compile(watching):
     assert dtypes["blocks.0.up/output/0"] == "bfloat16"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [gpt2, llama])
-def test_real_models_compile_whole_and_once(watching, make):
+@pytest.mark.parametrize(
+    ("make", "compile_"), [(gpt2, traced), pytest.param(llama, whole, marks=pytest.mark.slow)]
+)
+def test_real_models_compile_whole_and_once(watching, make, compile_):
     """No graph break, and no recompilation in fifty steps of which every seventh is recorded."""
     model, inputs = make(layers=1)
     model.train()
@@ -589,7 +589,7 @@ def test_real_models_compile_whole_and_once(watching, make):
 
     eager = train(eager_model, eager_model, 8)
     with torch._dynamo.config.patch(error_on_recompile=True):
-        found = train(model, torch.compile(model, fullgraph=True), 50)
+        found = train(model, compile_(model), 50)
     assert graphs() == (1, 0)
     assert [s for s, _ in found.steps] == [0, 7, 14, 21, 28, 35, 42, 49]
     for step in (0, 7):

@@ -1,9 +1,10 @@
-"""Watching changes nothing about what is compiled: as many graphs and breaks as without.
+"""Watching changes nothing about what is compiled: as many graphs, breaks and frames as without.
 
 Where some steps are not recorded, each graph with taps in it reaches the backend twice.
 """
 
 import copy
+import gc
 from collections import Counter
 from typing import NamedTuple
 
@@ -20,7 +21,27 @@ import sonde
 from sonde.capture.torch.compile import operators
 from sonde.capture.torch.compile.hooks import TRACES_HOOKS
 
-pytestmark = pytest.mark.usefixtures("fresh_compiler")
+pytestmark = pytest.mark.usefixtures("fresh_compiler", "no_collection", "early_limit")
+
+
+@pytest.fixture
+def no_collection():
+    """No garbage collection while frames are counted.
+
+    One that begins while compiled code runs calls `gc.callbacks`, and the compiler counts each of
+    those as a frame, watched or not. JAX registers one when it is imported.
+    """
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
+def early_limit():
+    """A limit that four blocks reach if each is compiled by itself."""
+    with torch._dynamo.config.patch(recompile_limit=3):
+        yield
 
 
 class Counts(NamedTuple):
@@ -37,13 +58,6 @@ class Counts(NamedTuple):
             sum(counters["graph_break"].values()),
             counters["frames"]["ok"],
         )
-
-
-def assert_same(found, expected):
-    """As many graphs and breaks. Of frames one more is let pass: after other tests in the same
-    process one without a graph is compiled once for all modules, and we do not know which."""
-    assert (found.graphs, found.breaks) == (expected.graphs, expected.breaks)
-    assert expected.frames <= found.frames <= expected.frames + 1
 
 
 class Backend:
@@ -155,12 +169,12 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Twelve blocks, with a graph break after each if asked for."""
+    """Four blocks, with a graph break after each if asked for."""
 
     def __init__(self, breaks):
         super().__init__()
         self.first = nn.Linear(8, 8)
-        self.blocks = nn.ModuleList(Block() for _ in range(12))
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
         self.head = nn.Linear(8, 3)
         self.breaks = breaks
 
@@ -210,7 +224,7 @@ def counted(compile_, breaks, watching=None, **options):
 def test_repeated_blocks_share_their_code_as_without_us(watching, compile_, breaks):
     expected, plain, _ = counted(compile_, breaks)
     found, given, memory = counted(compile_, breaks, watching, every=2)
-    assert_same(found, expected)
+    assert found == expected
     assert given["with"] + given["without"] - plain["without"] == given["with"] > 0
     _, _, eager = counted(None, breaks, watching, every=2)
     for step in (0, 2):
@@ -229,11 +243,11 @@ def test_repeated_blocks_share_their_code_as_without_us(watching, compile_, brea
 def test_code_of_blocks_that_are_recorded_apart_is_not_mixed_up(watching):
     """Some blocks are recorded and some are not: two variants, whatever runs first."""
     found, _, memory = counted(
-        whole, True, watching, log=["output"], include=["blocks.3*", "blocks.7*"]
+        whole, True, watching, log=["output"], include=["blocks.1*", "blocks.3*"]
     )
     modules = {name.split("/")[0] for name in memory.at(1)}
     recorded = {module.split(".")[1] for module in modules if module.startswith("blocks.")}
-    assert recorded == {"3", "7"}
+    assert recorded == {"1", "3"}
     assert found.frames <= 2
 
 
@@ -247,7 +261,7 @@ def test_shared_code_serves_again_after_close_and_a_second_watch(watching):
         for _ in train(model, call, steps=2):
             watch.step()
         watch.close()
-        for block in range(12):
+        for block in range(4):
             assert f"blocks.{block}.up/output/0" in memory.at(1)
         for _ in train(model, call, steps=2):
             pass
@@ -337,7 +351,7 @@ def test_models_of_others_compile_as_without_us(watching, name, compile_):
     expected, _ = steps_of(name, compile_)
     found, memory = steps_of(name, compile_, watching, **options)
     assert expected.graphs > 0
-    assert_same(found, expected)
+    assert found == expected
     assert memory.counted("failed") == {}
     for step in (0, 1):
         a, b = memory.at(step), eager.at(step)
@@ -353,5 +367,5 @@ def test_models_of_others_compile_as_without_us(watching, name, compile_):
 def test_a_model_that_fills_a_cache_while_it_trains_compiles_whole(watching):
     """As models of transformers do by default."""
     found, memory = steps_of("llama", whole, watching, use_cache=True)
-    assert_same(found, Counts(graphs=1, breaks=0, frames=1))
+    assert found == Counts(graphs=1, breaks=0, frames=1)
     assert "model.layers.1.self_attn.k_proj/output/0" in memory.at(1)

@@ -47,7 +47,8 @@ def t5():
         d_model=16,
         d_kv=8,
         d_ff=32,
-        num_layers=2,
+        num_layers=1,
+        num_decoder_layers=2,
         num_heads=2,
         decoder_start_token_id=0,
     )
