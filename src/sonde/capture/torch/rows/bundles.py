@@ -96,6 +96,9 @@ class TensorBundle:
 
     def copies(self, tensors: Sequence[Tensor], kept: Kept) -> Iterator[tuple[int, Tensor]]:
         """The copies that were kept of these tensors, each with its place among them."""
+        if self.shares and all(isinstance(copy, Tensor) for copy in kept):  # kept one by one
+            yield from ((k, copy) for k, copy in enumerate(kept) if isinstance(copy, Tensor))
+            return
         for share, copies in zip(self.shares, kept, strict=False):
             assert isinstance(copies, TensorCopies)
             for i, k in enumerate(share.positions):

@@ -189,7 +189,17 @@ class Recorder:
     @torch.no_grad()
     def add_changes(self, bundle: TensorBundle, tensors: Sequence[Tensor], since: Kept) -> None:
         """Sketch how much the tensors changed since they were kept, in a bundle just like this;
-        this one fits them, too."""
+        this one fits them, too. Kept while they could not be read at their addresses, as in a
+        `vmap`, there is a copy of each."""
+        if (
+            bundle.shares
+            and len(since) == len(tensors)
+            and all(isinstance(o, Tensor) for o in since)
+        ):
+            for k, old in enumerate(since):
+                assert isinstance(old, Tensor)
+                self._add_odd(bundle, k, difference(tensors[k], old))
+            return
         for share, olds in zip(bundle.shares, since, strict=False):
             assert isinstance(olds, TensorCopies)
             self._add_share(share, share.of(tensors), None, olds=olds)
