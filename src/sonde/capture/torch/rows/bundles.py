@@ -50,9 +50,13 @@ class TensorLooks(NamedTuple):
 
 
 def looks_of(x: Tensor) -> TensorLooks:
-    is_view = x.layout is torch.strided and not x.is_contiguous()
-    offset = x.data_ptr() % _VECTOR if is_view else 0
+    offset = 0 if _is_in_order(x) else x.data_ptr() % _VECTOR
     return TensorLooks(x.numel(), x.dtype, x.get_device(), x.stride(), offset)
+
+
+def _is_in_order(x: Tensor) -> bool:
+    """Whether its values lie one after the other, or not at any address at all."""
+    return x.layout is not torch.strided or x.is_contiguous()
 
 
 class TensorBundle:
@@ -61,38 +65,43 @@ class TensorBundle:
     What can be prepared for them is prepared once: a step costs little more than a launch.
     """
 
-    __slots__ = ("_last", "looks", "odd", "shares", "spots")
+    __slots__ = ("_sizes", "_strides", "_types", "_views", "looks", "odd", "shares", "spots")
 
     def __init__(self, spots: list[Spot], tensors: Sequence[Tensor]) -> None:
         self.spots = spots
         self.shares: list[TensorShare] = []
         self.odd: list[int] = []
-        self._last: object = None
         self.resize(tensors)
 
     def resize(self, tensors: Sequence[Tensor]) -> None:
         """Be for tensors of these sizes."""
         self.looks = [looks_of(x) for x in tensors]
+        self._sizes = [looks.size for looks in self.looks]
+        self._strides = [looks.stride for looks in self.looks]
+        self._types = [(looks.dtype, looks.device) for looks in self.looks]
+        self._views = [k for k, x in enumerate(tensors) if not _is_in_order(x)]
 
     def fits(self, tensors: Sequence[Tensor | None]) -> TypeGuard[Sequence[Tensor]]:
-        """Whether all are there, and as they were prepared for."""
+        """Whether all are there, and as they were prepared for.
+
+        Asked for hundreds of tensors at every recorded step, so each question is one call of torch
+        for all of them. Only views are looked at one by one.
+        """
+        here = [x for x in tensors if x is not None]
+        if not len(here) == len(tensors) == len(self.looks):
+            return False
         try:
-            # Where they lay when all was looked at: most of the time nothing has moved.
-            here = [x for x in tensors if x is not None]
-            now = (
-                list(map(Tensor.data_ptr, here)),
-                list(map(Tensor.numel, here)),
-                list(map(Tensor.stride, here)),
-                [x.dtype for x in here],
+            return (
+                list(map(Tensor.numel, here)) == self._sizes
+                and list(map(Tensor.stride, here)) == self._strides
+                and [(x.dtype, x.get_device()) for x in here] == self._types
+                and not any(map(stands_for_zeros, here))
+                and [k for k, x in enumerate(here) if not _is_in_order(x)] == self._views
+                and all(self.fits_at(k, here[k]) for k in self._views)
             )
-        except (AttributeError, RuntimeError, TypeError) as error:  # one lies nowhere
+        except (AttributeError, RuntimeError, TypeError) as error:  # sparse, nested: no strides
             pass_on(error)
-            now = None
-        if now is not None and now == self._last:
-            return True
-        fits = len(tensors) == len(self.looks) and all(map(self.fits_at, count(), tensors))
-        self._last = now if fits else None
-        return fits
+            return all(map(self.fits_at, count(), here))
 
     def copies(self, tensors: Sequence[Tensor], kept: Kept) -> Iterator[tuple[int, Tensor]]:
         """The copies that were kept of these tensors, each with its place among them."""
