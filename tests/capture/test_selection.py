@@ -178,8 +178,8 @@ def hooks_on(model):
 
 
 MISTAKES = [
-    ({"model": "a string"}, r"`model` must be a torch.nn.Module, got str"),
-    ({"model": nn.Linear}, r"`model` must be a torch.nn.Module, got the class Linear"),
+    ({"model": "a string"}, r"`model` must be a torch.nn.Module.*, got str"),
+    ({"model": nn.Linear}, r"`model` must be a torch.nn.Module.*, got the class Linear"),
     (
         {"include": "nothing*"},
         r"leave no module and no parameter of Sequential.*paths look like: 0",

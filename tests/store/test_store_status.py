@@ -110,7 +110,7 @@ def test_documents_are_read_again_only_when_they_change(tmp_path, monkeypatch):
 def test_the_name_of_a_process_may_be_any_bytes(tmp_path, name):
     script = f"""
 import ctypes, os
-from sonde.store import Writer; from sonde.store.writing import provenance
+from sonde.store import Writer, provenance
 assert ctypes.CDLL(None).prctl(15, ctypes.c_char_p({name!r}), 0, 0, 0) == 0
 assert open("/proc/self/comm", "rb").read().rstrip(b"\\n") == {name!r}[:15].rstrip(b"\\n")
 writer = Writer({str(tmp_path / "run")!r})

@@ -309,7 +309,9 @@ def test_the_writer_is_light_on_threads_and_file_descriptors(tmp_path):
     deadline = time.monotonic() + 120
     while threading.active_count() > before[1] and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+    # Fewer are fine: what tests before this one left behind may go while it runs.
+    assert len(os.listdir("/proc/self/fd")) <= before[0]
+    assert threading.active_count() <= before[1]
 
 
 @pytest.mark.parametrize(

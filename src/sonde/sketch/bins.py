@@ -150,6 +150,12 @@ def pieces(
     return left, right, counts
 
 
+def _unit(x: NDArray[np.float64]) -> float:
+    """A power of two that takes values far below 1 near it. Multiplying with it is exact."""
+    largest = float(np.abs(x).max())
+    return 2.0 ** min(-int(np.frexp(largest)[1]), 1000) if 0 < largest < 1e-200 else 1.0
+
+
 def quantiles(bins: NDArray[np.int64], known: Known, q: Sequence[float]) -> NDArray[np.float64]:
     """Quantiles of the finite values, linear inside a bin; NaN when there are none.
 
@@ -196,5 +202,6 @@ def histogram(
         x = np.column_stack([a, b]).ravel()
         running = np.concatenate([[0.0], np.cumsum(c)])
         y = np.column_stack([running[:-1], running[1:]]).ravel()
-        result += np.diff(np.interp(edges, x, y))
+        unit = _unit(x)  # slopes of pieces narrower than that are beyond float64
+        result += np.diff(np.interp(edges * unit, x * unit, y))
     return result
