@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sonde.kernels.reference import sketch
@@ -120,6 +120,7 @@ def test_a_histogram_on_bin_edges_is_exact(x, data):
 
 
 @given(arrays(st.one_of(FINITE64, st.just(math.nan))), st.integers(1, 60))
+@example(np.array([0.0, 2.0**-1026]), 2)
 def test_equal_bins_hold_every_finite_value(x, n):
     s = sketch(x)
     h = s.histogram(n)
