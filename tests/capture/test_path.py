@@ -1,5 +1,6 @@
 """The path of a tensor: the files that ARCHITECTURE.md lists are those that a real step runs."""
 
+import contextlib
 import functools
 import re
 import sys
@@ -87,7 +88,6 @@ def files_of(memory, patch, *, compiles, device="cpu"):
     if compiles:
         follower.follow(torch._dynamo.convert_frame, "_compile")
         follower.follow(Capture, "compiled", lambda _, key, *__: TARGET in paths_of(key))
-        patch.setattr(torch._inductor.config, "force_disable_caches", True)
     else:
         follower.follow(Enter, "__call__", lambda hook, *_: hook.tap.path == TARGET)
         follower.follow(Leave, "__call__", lambda hook, *_: hook.tap.path == TARGET)
@@ -95,9 +95,11 @@ def files_of(memory, patch, *, compiles, device="cpu"):
     drain = Drain([memory])
     session = TorchSession(model, [optimizer], plan, schedule_of(1), drain, step=0)
     called = torch.compile(model) if compiles else model
-    for _ in range(3):
-        called(torch.ones(4, 8, device=device)).sum().backward()
-        optimizer.step()
+    uncached = torch._inductor.config.patch(force_disable_caches=True)
+    with uncached if compiles else contextlib.nullcontext():
+        for _ in range(3):
+            called(torch.ones(4, 8, device=device)).sum().backward()
+            optimizer.step()
     session.close()
     drain.close("finished", 60.0)
     assert memory.at(2)[f"{TARGET}/output/0"].count == 32
