@@ -3,9 +3,9 @@
 import matplotlib as mpl
 import numpy as np
 import pytest
+from small_run import NAN_STEP, PATHS, STEPS, values
 
 import sonde
-from conftest import NAN_STEP, PATHS, STEPS, values
 from sonde import SondeError
 
 mpl.use("Agg")

@@ -68,6 +68,7 @@ def test_counts_are_exact(x):
 
 
 @given(arrays(FINITE64), st.lists(st.floats(0, 1), min_size=1, max_size=5))
+@example(np.array([0.0, 0.0, 0.0, -3e54]), [0.25])
 def test_quantiles_lie_in_the_bin_of_the_order_statistic(x, q):
     """So they are off by less than that bin is wide: 25 % of the magnitude of normal numbers."""
     found = sketch(x).quantiles(q)

@@ -174,7 +174,8 @@ def quantiles(bins: NDArray[np.int64], known: Known, q: Sequence[float]) -> NDAr
     rank = wanted * total
     at = np.minimum(np.searchsorted(upto, rank, side="left"), len(counts) - 1)
     inside = np.clip((rank - (upto[at] - counts[at])) / counts[at], 0.0, 1.0)
-    found = left[at] + inside * (right[at] - left[at])
+    # At the end of a piece of many magnitudes, adding the difference would lose `right`.
+    found = np.where(inside < 1, left[at] + inside * (right[at] - left[at]), right[at])
     return np.where(wanted <= 0, known.low, np.where(wanted >= 1, known.high, found))
 
 

@@ -116,7 +116,7 @@ def _at(
     with np.errstate(divide="ignore", invalid="ignore"):
         inside = np.clip((rank - before) / held, 0.0, 1.0)
         left, right = np.clip(left, low, high), np.clip(right, low, high)
-        return left + inside * (right - left)
+        return np.where(inside < 1, left + inside * (right - left), right)  # right may be lost
 
 
 def _stairs(s: Sketches) -> _Stairs:
