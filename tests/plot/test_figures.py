@@ -113,6 +113,7 @@ def test_settings_of_the_user_stay_as_they_were(run):
     ("call", "words"),
     [
         (lambda r: sonde.plot.histogram(r, "nothing"), "no site `nothing`"),
+        (lambda r: sonde.plot.heatmap(r, "outputs"), "Unknown kind `outputs`"),
         (lambda r: sonde.plot.lines(r, "acc"), "no scalar or metric `acc`"),
         (lambda r: sonde.plot.exponents(r, "up", style="kde"), "'bar' or 'line'"),
         (lambda r: sonde.plot.histogram(r, "up", ax=plt.subplots(1, 2)[1]), "1 panels"),

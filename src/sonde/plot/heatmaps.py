@@ -47,6 +47,7 @@ def heatmap(
     """
     first, last = steps_of(steps)
     subject = opened(run)
+    subject.run.catalogue().kinds(kind)  # an unknown kind is an error with those there are
     question = HeatQuestion(
         run="run",
         kind=kind,
