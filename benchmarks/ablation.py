@@ -1,6 +1,6 @@
 """What each part that is there for speed gives: the same training step with it and without it.
 
-    python benchmarks/ablation.py [--minutes 6] [--case eager ...] [--part NAME ...] [--out FILE]
+    python benchmarks/ablation.py [--minutes 6] [--case eager ...] [--part NAME ...] [--every 10] [--out FILE]
 
 On a GPU: the model and step of `gpu_overhead.py`; else: the transformer of `sonde demo`. Cases:
 
@@ -222,12 +222,14 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=6.0, help="of blocks, in all")
     parser.add_argument("--case", choices=("eager", "metrics", "compiled"), action="append")
     parser.add_argument("--part", choices=[p.name for p in PARTS], action="append")
+    parser.add_argument("--every", type=int, choices=tuple(BLOCKS), action="append")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/ablation.csv"))
     asked = parser.parse_args()
     cases = asked.case or (["eager", "metrics", "compiled"] if ON_GPU else ["eager", "compiled"])
     # Nothing in these models is written to in place, so older compilers trace the hooks too.
     hooks.TRACES_HOOKS = True
-    seconds = 60 * asked.minutes / (2 * len(cases))
+    cadences = asked.every or list(BLOCKS)
+    seconds = 60 * asked.minutes / (len(cadences) * len(cases))
     rows = [] if not asked.out.exists() else others(asked.out, cases)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/compiled"
@@ -239,7 +241,7 @@ def main() -> None:
                 and part.needs_gpu in (None, ON_GPU)
                 and (part.name in (asked.part or [part.name]) or part.name.startswith("control"))
             ]
-            for row in measure(case, parts, folder, seconds):
+            for row in measure(case, parts, folder, cadences, seconds):
                 rows.append(row)
                 write(asked.out, rows)
             if ON_GPU:
@@ -247,7 +249,7 @@ def main() -> None:
 
 
 def measure(
-    case: str, parts: list[Part], folder: str, seconds: float
+    case: str, parts: list[Part], folder: str, cadences: list[int], seconds: float
 ) -> Iterator[dict[str, object]]:
     began = time.perf_counter()
     whole = Training(case, folder, f"{case} whole")
@@ -263,7 +265,8 @@ def measure(
             trainings.append(training)
         contenders.append(Contender(part.name, training, part.door))
     print(f"{case}: ready after {time.perf_counter() - began:.0f} s", flush=True)
-    for every, steps in BLOCKS.items():
+    for every in cadences:
+        steps = BLOCKS[every]
         for training in trainings:
             training.watch.every = every
         for contender in contenders:
