@@ -1,6 +1,6 @@
 """What each part that is there for speed gives: the same training step with it and without it.
 
-    python benchmarks/ablation.py [--minutes 6] [--case eager ...] [--part NAME ...] [--every 10] [--out FILE]
+    python benchmarks/ablation.py [--minutes 6] [--case eager ...] [--part NAME ...] [--every 10]
 
 On a GPU: the model and step of `gpu_overhead.py`; else: the transformer of `sonde demo`. Cases:
 
@@ -46,7 +46,6 @@ from torch.nn import functional
 import gpu_metrics
 import gpu_overhead
 import sonde
-from sonde._torch_internals import tracing
 from sonde.capture.torch import steps as state_machine
 from sonde.capture.torch.compile import graph_passes, hooks
 from sonde.capture.torch.metrics import replay
@@ -129,22 +128,9 @@ PARTS = (
         is_compiled=True,
     ),
     Part(
-        "narrowing",
-        ("compiled",),
-        lambda: replaced((graph_passes, "narrow", nothing)),
-        is_compiled=True,
-        needs_gpu=True,  # where the step is under autocast
-    ),
-    Part(
         "dual code",
         ("compiled",),
         lambda: replaced((hooks, "both", lambda compiler, *_: compiler)),
-        is_compiled=True,
-    ),
-    Part(
-        "hook-guard dropping",
-        ("compiled",),
-        lambda: replaced((tracing, "drop_hook_guards", nothing)),
         is_compiled=True,
     ),
 )

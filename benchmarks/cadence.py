@@ -30,10 +30,16 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
+import overhead
 import sonde
-from overhead import MODELS, VOCABULARY, surroundings
+from overhead import VOCABULARY, surroundings
+from sonde.demo.scenarios import Shape
 from sonde.demo.torch.transformer import Transformer
 
+MODELS = overhead.MODELS | {
+    # Of some milliseconds a step: the tail of single steps shows here.
+    "tiny": (Shape(width=32, blocks=2, heads=2, context=16), 2)
+}
 DRAWS = 4000
 CADENCES: dict[str, object] = {"1": 1, "10": 10, "never": lambda _: False}
 COLUMNS = (

@@ -4,15 +4,13 @@
 largest tensor, and that of its last module too: hooks see the one outside of compiled code and taps
 the other one inside, and so their gradients. What is found here lets each be read once.
 
-`narrow` makes taps look at the narrow original of a wider copy. Under autocast, the gradient of
-what a float32 module returns is a copy of numbers in 16 bits, which generated code would not write
-to memory if there were no tap. The numbers are the same.
-
 `gather` makes one operator of several taps. Most of what a tap costs is the call of it, and where
 memory is fast the launch of a kernel. The tensors of a few layers can as well be read together,
 when the last of them is there. Those before it are kept that long, which is little: many are kept
 for backward anyway, the others are counted. In these graphs nothing is written to in place: what a
 tensor is does not depend on when it is read. Where a graph does write, nothing is kept across it.
+Without it, a compiled step of GPT-2-small of which every tensor is recorded takes 3.3 % longer on
+an H200.
 """
 
 from __future__ import annotations
@@ -99,29 +97,6 @@ def _hooked(graph: GraphModule, node: Node, tap: Any) -> set[int]:
 
 def _flat(arguments: Any) -> list[Node]:
     return [n for n in arguments if isinstance(n, Node)] if isinstance(arguments, tuple) else []
-
-
-# -- taps on wider copies ----------------------------------------------------------------------
-
-_NARROW: Final = (torch.bfloat16, torch.float16)
-
-
-def narrow(graph: Graph, tap: Any) -> None:
-    """Make taps look through wider copies."""
-    for node in graph.find_nodes(op="call_function", target=tap):
-        source = _narrower(node.args[0])
-        if source is not None:
-            node.update_arg(0, source)
-
-
-def _narrower(x: Any) -> Node | None:
-    """What a tensor is a wider copy of."""
-    if not isinstance(x, Node) or x.target is not torch.ops.prims.convert_element_type.default:
-        return None
-    source, to = x.args
-    if not isinstance(source, Node) or to != torch.float32:
-        return None
-    return source if source.meta["val"].dtype in _NARROW else None
 
 
 # -- taps that are gathered --------------------------------------------------------------------

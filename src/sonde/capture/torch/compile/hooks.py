@@ -90,10 +90,10 @@ class _Trace:
             with IGNORING:  # then taps are all that there is
                 output = TracedOutput()
                 twice = not owner.always and not output.is_packaged
-                output.wrap_compiler(partial(self._wrapped, output, twice))
+                output.wrap_compiler(partial(self._wrapped, twice))
         self.owners.add(owner)
 
-    def _wrapped(self, output: TracedOutput, twice: bool, compiler: Compiler) -> Compiler:
+    def _wrapped(self, twice: bool, compiler: Compiler) -> Compiler:
         """The compiler, but first what was traced is looked at as a whole."""
         if twice:
             compiler = both(compiler, operators.ALL, partial(_is_heard, self.owners))
@@ -108,25 +108,10 @@ class _Trace:
                 for found in map(key_of, graph_passes.returned(graph, TAP, unchanged)):
                     if found is not None:
                         found.returned = True
-            with IGNORING:  # then they are looked at each time
-                output.drop_hook_guards(self._is_unguarded())
             with _rewriting(compiler):
                 return compiler(graph, inputs)
 
         return finish
-
-    def _is_unguarded(self) -> Callable[[object], bool]:
-        """Whose hooks need no guards: modules that are the same whenever the code runs, except the
-        first of each owner. Code that serves several modules checks the hooks of each."""
-        fixed = [tap for tap in self.calls if self.fixed[tap]]
-        firsts = {tap.owner: tap for tap in reversed(fixed)}
-        unguarded = {tap for tap in fixed if firsts[tap.owner] is not tap}
-
-        def is_unguarded(module: object) -> bool:
-            hooks = hooks_of(module)
-            return bool(hooks) and all(getattr(hook, "tap", None) in unguarded for hook in hooks)
-
-        return is_unguarded
 
     def place(self, tap: Tap, kind: Kind, slot: str) -> TapPlace:
         call = next((c for t, c, _ in reversed(self.stack) if t is tap), 0)
@@ -161,12 +146,11 @@ class _Trace:
 def _rewriting(compiler: Any) -> AbstractContextManager[Any]:
     if generating.is_generator(compiler):
         with IGNORING:  # then they stay as they are
-            return generating.passes(_rewrite_whole, _rewrite_forward, "sonde-2")
+            return generating.passes(_rewrite_whole, _rewrite_forward, "sonde-3")
     return nullcontext()
 
 
 def _rewrite_whole(graph: Graph) -> None:
-    graph_passes.narrow(graph, TAP)
     graph_passes.gather(graph, TAP, operators.TAPS, operators.who, grads=True)
 
 
