@@ -142,3 +142,33 @@ def test_the_usual_names_of_a_format_are_taken(alias, name):
 def test_an_unknown_format_lists_the_names_that_are_taken(name):
     with pytest.raises(SondeError, match=r"number format.*bfloat16.*float8_e4m3fn.*e5m2"):
         sketch(np.ones(3, np.float32)).loss(name)
+
+
+MILLION = {
+    "float8_e4m3fn": "float8_e4m3fn",
+    "float8_e5m2": "float8_e5m2",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "float4_e2m1fn": "float4_e2m1fn",
+}
+
+
+@pytest.mark.parametrize("name", MILLION)
+def test_fractions_equal_those_of_a_million_casts(name):
+    """Log-uniform magnitudes around the format's range: underflow to the value, the rest within the
+    bin that holds the largest value."""
+    form, rng = FORMATS[name], np.random.default_rng(7)
+    low, high = math.log2(form.smallest) - 6, min(math.log2(form.largest) + 6, 127.9)
+    low = max(low, -126)
+    x = np.exp2(rng.uniform(low, high, 1_000_000)).astype(np.float32)
+    x *= rng.choice(np.array([-1, 1], np.float32), len(x))
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = x.astype(dtype_of(name)).astype(np.float64)
+    size = np.abs(x.astype(np.float64))
+    found = sketch(x).loss(name)
+    assert found.underflow == np.mean(cast == 0)
+    is_subnormal = (cast != 0) & (size < form.smallest_normal)
+    assert found.subnormal == np.mean(is_subnormal)
+    beyond = size > form.largest
+    in_last_bin = (size >= form.largest) & (size < form.largest * 1.25)
+    assert abs(found.overflow - beyond.mean()) <= in_last_bin.mean()

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from sonde.record import COUNTS, EXTREMA, N_BINS, SUMS, Sketches
 from sonde.sketch import bins as _bins
+from sonde.sketch.formats import FORMATS
 from sonde.sketch.staircase import quantiles
 
 Compute = Callable[[Sketches], NDArray[np.float64]]
@@ -253,6 +254,25 @@ def _rm8(s: Sketches) -> NDArray[np.float64]:
     return np.clip(found, np.minimum(_STATISTICS["rm4"](s), largest), largest)
 
 
+def _underflow(format_name: str) -> Compute:
+    """Share of the finite, non-zero values that would become zero in a format."""
+    form = FORMATS[format_name]
+    limit = form.smallest / 2
+    whole = int(np.searchsorted(_bins.EDGES, limit, side="left"))
+
+    def read(s: Sketches) -> NDArray[np.float64]:
+        rows = np.repeat(np.arange(len(s)), np.diff(s.offsets))
+        is_small = s.bin_ids.astype(np.int64) % _bins.HALF < whole
+        held = np.where(is_small, s.bin_counts, 0)
+        zeros = s.counts[:, COUNTS.index("zeros")]
+        small = np.bincount(rows, weights=held, minlength=len(s)) - zeros
+        has_any = s.extrema[:, EXTREMA.index("min_abs")] < limit
+        values = _finite(s) - zeros
+        return np.where(has_any, small, 0.0) / np.where(values > 0, values, np.nan)
+
+    return read
+
+
 _FINITE: Final = "(count - nans - pos_infs - neg_infs)"
 _MEAN: Final = "{} / nullif(" + _FINITE + ", 0)"
 _WHERE_FINITE: Final = "case when " + _FINITE + " > 0 then {} end"
@@ -309,6 +329,20 @@ def _definitions() -> tuple[Statistic, ...]:
             "(nans + pos_infs + neg_infs) / nullif(count, 0)",
             format="share",
             is_main=False,
+        ),
+        *(
+            Statistic(
+                f"underflow_{short}",
+                _underflow(name),
+                label=f"underflow in {short}",
+                format="share",
+                is_main=False,
+            )
+            for short, name in (
+                ("e4m3", "float8_e4m3fn"),
+                ("e5m2", "float8_e5m2"),
+                ("fp16", "float16"),
+            )
         ),
         Statistic("infs", _infs, "pos_infs + neg_infs", format="count", is_main=False),
         *(Statistic(n, _count(n), n, format="count", is_main=False) for n in COUNTS),
