@@ -166,6 +166,9 @@ def test_a_frame_becomes_a_run_with_the_same_numbers(run, tmp_path):
         for name in ("mean", "rm2", "rm4", "mean_abs", "max_abs", "min_abs"):
             assert np.allclose(one["scalar_stats", name], two["scalar_stats", name]), name
         assert sonde.plot.heatmap(imported, "output").axes
+        found = imported.scalars("underflow_rate/Weights", frame="arrow").to_pylist()
+        expected = rates(usual)["underflow_rate"].loc["Weights"]
+        assert {row["step"]: row["value"] for row in found} == expected.to_dict()
 
 
 def test_rates_are_shares_of_all_counted_values(run):

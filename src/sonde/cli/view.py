@@ -16,7 +16,11 @@ HELP = "open the explorer in a browser: the graph of a model and what happens in
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "folder", metavar="DIR", nargs="?", default="runs", help="of runs, or a run (default: runs)"
+        "folder",
+        metavar="DIR",
+        nargs="?",
+        default="runs",
+        help="of runs, a run, or a file with a LogFrame (default: runs)",
     )
     parser.add_argument(
         "--port", type=int, default=7007, help="where to listen (default: 7007, or one of the next)"
@@ -61,9 +65,34 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if not 0 <= arguments.port <= 65535:
         raise SondeError(f"`--port` must lie between 0 and 65535, got {arguments.port}.")
-    if os.path.exists(arguments.folder) and not os.path.isdir(arguments.folder):
-        raise SondeError(f"`{arguments.folder}` is a file. Pass a folder of runs, or a run.")
+    if os.path.isfile(arguments.folder):
+        return _view_logframe(arguments)
     _load(arguments.load)
+    return _serve(arguments, os.path.abspath(arguments.folder), is_loopback=is_loopback)
+
+
+def _view_logframe(arguments: argparse.Namespace) -> int:
+    """Show a LogFrame as the run that it was made of, kept in a temporary folder."""
+    import tempfile
+
+    from sonde._errors import SondeError
+    from sonde.logframe import SUFFIXES, read_logframe, to_run
+
+    name, suffix = os.path.splitext(os.path.basename(arguments.folder))
+    if suffix not in SUFFIXES:
+        raise SondeError(
+            f"`{arguments.folder}` is a file. Pass a folder of runs, a run, or a LogFrame "
+            f"({', '.join(SUFFIXES)})."
+        )
+    _load(arguments.load)
+    with tempfile.TemporaryDirectory(prefix="sonde-") as folder:
+        to_run(read_logframe(arguments.folder), os.path.join(folder, name or "logframe"))
+        return _serve(arguments, folder, is_loopback=_is_loopback(arguments.host))
+
+
+def _serve(arguments: argparse.Namespace, folder: str, *, is_loopback: bool) -> int:
+    from sonde._errors import SondeError
+
     try:
         from sonde.present import server
         from sonde.present.doorway import RedirectFile
@@ -78,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with RedirectFile() as doorway:
             server.serve(
-                os.path.abspath(arguments.folder),
+                folder,
                 host=arguments.host,
                 port=arguments.port,
                 token=None if arguments.no_token else server.fresh_token(),

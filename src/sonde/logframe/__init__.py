@@ -9,6 +9,7 @@ Columns have two levels: `metadata` (name, type, tensor_type, step, dtype), `sca
 `exponent_counts` (-inf, whole exponents, +inf).
 """
 
+from sonde.logframe.files import SUFFIXES as SUFFIXES
 from sonde.logframe.files import read_logframe as read_logframe
 from sonde.logframe.files import write as write
 from sonde.logframe.of_run import of_run as of_run

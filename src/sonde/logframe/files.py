@@ -12,6 +12,8 @@ from sonde._require import require
 from sonde.logframe.schema import Frame, exponent, validate
 
 MAX_PICKLE_BYTES: Final = 1 << 30
+SUFFIXES: Final = (".parquet", ".csv", ".pkl", ".pickle")
+"""Files that may hold a LogFrame."""
 _SEPARATOR: Final = "|"
 
 _DATA_ONLY: Final = {

@@ -10,8 +10,19 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sonde.logframe.rates import rates
 from sonde.logframe.schema import TENSOR_TYPES, Frame, exponent, validate
-from sonde.record import COUNTS, EXTREMA, N_BINS, SUMS, Event, Site, SiteInfo, SketchBatch
+from sonde.record import (
+    COUNTS,
+    EXTREMA,
+    N_BINS,
+    SUMS,
+    Event,
+    NumberBatch,
+    Site,
+    SiteInfo,
+    SketchBatch,
+)
 from sonde.sketch import bins
 from sonde.sketch.columns import from_dense
 from sonde.store.writing.writer import Writer
@@ -32,7 +43,8 @@ def to_run(frame: Frame, path: str | os.PathLike[str]) -> str:
     """Write a LogFrame to a new run directory. Returns its path.
 
     Statistics read back as they are in the frame, as far as a sketch holds them (mean, rm2, rm4,
-    mean_abs, max_abs, min_abs), and so do the counts of exponents.
+    mean_abs, max_abs, min_abs), and so do the counts of exponents. The scalars
+    `underflow_rate/<type>` and `overflow_rate/<type>` are those of `rates`.
     """
     validate(frame)
     with Writer(path, config={"imported": "LogFrame"}) as writer:
@@ -40,6 +52,11 @@ def to_run(frame: Frame, path: str | os.PathLike[str]) -> str:
         writer.event(Event("imported", _NOTE))
         for step, rows in frame.groupby(frame["metadata", "step"], sort=True):
             writer.sketches(_batch(int(step), rows, ids))
+        for (kind, step), row in rates(frame).iterrows():
+            names = [f"{rate}/{kind}" for rate in row.index]
+            nowhere: list[str | None] = [None] * len(names)
+            numbers = row.to_numpy(float)
+            writer.numbers(NumberBatch(int(step), "train", names, nowhere, numbers))
     return os.fspath(path)
 
 
