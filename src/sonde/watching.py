@@ -293,7 +293,7 @@ class Watch(FunctionalWatch):
 
         The step is the current one; between an optimizer step and the next forward, the one that
         just ended; or the one that is given. Of a name that is logged several times in a step, the
-        `last` value counts, or the `mean`, `sum`, `min` or `max` of all.
+        `last` value counts, or the `mean`, `sum`, `min` or `max` of all. A `note="..."` marks it.
         """
         if self._is_off():
             return

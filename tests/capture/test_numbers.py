@@ -389,3 +389,27 @@ def test_one_call_is_traced_and_gives_its_output():
         assert torch.equal(results["0"].values[0], model[0](x))
         assert [len(found.iterations) for found in results.values()] == [1, 1]
     assert not model._forward_hooks
+
+
+def test_a_note_marks_its_step_and_is_no_number(tmp_path):
+    model = nn.Linear(4, 4)
+    with sonde.watch(model, every=1, dir=tmp_path, name="noted") as watch:
+        for step in range(4):
+            model(torch.ones(2, 4))
+            if step == 2:
+                watch.log(note="lr halved", loss=1.0)
+            watch.step()
+        watch.log(note="the end", step=9)
+    run = sonde.open(tmp_path / "noted")
+    rows = run.sql("select step, message from events where code = 'note' order by step")
+    assert rows.values.tolist() == [[2, "lr halved"], [9, "the end"]]
+    assert set(run.scalars()["name"]) == {"loss"}
+
+
+def test_a_number_called_note_is_a_number(tmp_path):
+    model = nn.Linear(4, 4)
+    with sonde.watch(model, every=1, dir=tmp_path, name="number") as watch:
+        model(torch.ones(2, 4))
+        watch.log(note=0.5)
+        watch.step()
+    assert sonde.open(tmp_path / "number").scalars("note")["value"].tolist() == [0.5]

@@ -17,8 +17,11 @@ from sonde.capture.numbers.repeats import Repeats, Value, check_reduce
 from sonde.capture.phases import Phases
 from sonde.capture.plan import Selector, kinds_of, selector_of
 from sonde.capture.troubles import Troubles
-from sonde.record import Site
+from sonde.record import Event, Site
 
+NOTE: Final = "note"
+"""The name under which a text marks a step: `watch.log(note="warmup ends")`."""
+_MAX_NOTE: Final = 500
 _WAIT_S: Final = 10.0
 
 
@@ -97,9 +100,12 @@ class Scalars:
             kind = type(step).__name__
             refuse(f"Numbers were not logged: `step` must be an int of 0 or more, got {kind}.")
             return
+        label = self._phases.label if step is None else int(step)
+        if isinstance(values.get(NOTE), str):
+            self._drain.put(Event(NOTE, values[NOTE][:_MAX_NOTE], step=label))
+            values = {name: value for name, value in values.items() if name != NOTE}
         numbers = self._checked(values, refuse)
         if numbers:
-            label = self._phases.label if step is None else int(step)
             self.taken.update(numbers)
             phase = self._phases.forced or "train"
             for name, number in numbers.items():
