@@ -13,7 +13,7 @@ import { build } from "esbuild";
 
 const WEB = dirname(fileURLToPath(import.meta.url));
 const STATIC = join(WEB, "../src/sonde/present/static");
-const LIMIT_BYTES = 400_000;
+const LIMIT_BYTES = 400_000; // of the module; its typeface and licences come on top
 const FONT = "@fontsource-variable/inter";
 
 const version = /VERSION.*=\s*"([^"]+)"/.exec(
@@ -66,9 +66,10 @@ async function write() {
   for (const name of await readdir(STATIC)) if (!files.has(name)) await rm(join(STATIC, name));
   for (const [name, bytes] of files) await writeFile(join(STATIC, name), bytes);
   for (const [name, { bytes }] of Object.entries(list)) console.log(`${name.padEnd(14)}${bytes}`);
-  console.log(`${"all".padEnd(14)}${total} of ${LIMIT_BYTES}`);
+  console.log(`${"all".padEnd(14)}${total}`);
   if (process.argv.includes("--sizes")) printSizes();
-  if (total > LIMIT_BYTES) fail(`The page has ${total} bytes; ${LIMIT_BYTES} are allowed.`);
+  const { bytes } = list["app.js"];
+  if (bytes > LIMIT_BYTES) fail(`app.js has ${bytes} bytes; ${LIMIT_BYTES} are allowed.`);
 }
 
 async function check() {

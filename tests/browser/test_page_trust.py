@@ -188,7 +188,7 @@ def test_all_places_count_the_same_steps(made_server, open_page, made_ids):
     page = open_page(made_server, f"#/overview?run={made_ids['twin-a']}")
     expect(page.locator(".cards")).to_contain_text("20 recorded")
     expect(page.locator(".status-text")).to_contain_text("20 recorded steps")
-    expect(page.locator("[data-notes]")).to_contain_text("20 steps")
+    expect(page.locator("[data-notes]")).to_contain_text("20 train steps with param_grad")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

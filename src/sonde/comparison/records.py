@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,9 @@ from sonde.sketch.columns import take
 from sonde.store.reading.run import Run
 from sonde.store.reading.sketch_rows import merge_rows
 
-_WITHOUT_BINS = "[]::smallint[] as bin_ids, []::bigint[] as bin_counts"
+_WITHOUT_BINS: Final = "[]::smallint[] as bin_ids, []::bigint[] as bin_counts"
+_AT_ONCE: Final = 200_000
+"""Records of each run that are held at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,16 @@ def paired(
         found = np.array([place.get(name, -1) for name in rows["name"].to_pylist()], np.int64)
         sides.append((found, rows["step"].to_numpy().astype(np.int64), sketches))
     return _joined(sides, len(pairs))
+
+
+def windows(
+    a: Run, b: Run, pairs: Sequence[SitePair], steps: Sequence[int], *, phase: str = "train"
+) -> Iterator[PairedRecords]:
+    """The records at these steps, without bins, some steps at a time: a long run fits in memory."""
+    size = max(_AT_ONCE // max(len(pairs), 1), 1)
+    for at in range(0, len(steps), size):
+        some = steps[at : at + size]
+        yield paired(a, b, pairs, steps=some, phase=phase, with_bins=False)
 
 
 def step_lists(a: Run, b: Run, phase: str) -> tuple[list[int], list[int]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +18,7 @@ from sonde.comparison import divergence
 from sonde.comparison.distance import Distances, between
 from sonde.comparison.divergence import Divergence, Verdict
 from sonde.comparison.matching import SiteMatch, match
-from sonde.comparison.records import PairedRecords, paired, step_lists
+from sonde.comparison.records import PairedRecords, paired, step_lists, windows
 from sonde.store.reading.frames import Frame, default_kind, to_frame
 from sonde.store.reading.run import Run, open_run
 
@@ -87,6 +88,20 @@ class Comparison:
         keys = dict.fromkeys((*one, *two))
         return {k: (one.get(k), two.get(k)) for k in keys if one.get(k) != two.get(k)}
 
+    @cached_property
+    def environment(self) -> dict[str, tuple[object, object]]:
+        """Versions of packages and of the code that differ: (in `a`, in `b`)."""
+        one, two = (
+            _flat({name: run.info.get(name) or {} for name in ("versions", "git")})
+            for run in (self.a, self.b)
+        )
+        keys = dict.fromkeys((*one, *two))
+        return {k: (one.get(k), two.get(k)) for k in keys if one.get(k) != two.get(k)}
+
+    def at_most(self, max_steps: int) -> Comparison:
+        """The same comparison, with distances at no more steps than that."""
+        return replace(self, max_steps=min(max_steps, self.max_steps))
+
     def distances(self, *, frame: str | None = None) -> Frame:
         """A row per step and pair: `step, site, other, kind, w1, shift, zeros, nonfinite`.
 
@@ -148,7 +163,7 @@ class Comparison:
 
     def lines(self) -> list[str]:
         """The comparison for people: the cause first, then what differs most."""
-        found = [f"{self.a.name} and {self.b.name}: {self._headline()}"]
+        found = [f"{self.a.name} and {self.b.name}: {self.headline}"]
         found += _listed("only in the first", [s.name for s in self.sites.removed])
         found += _listed("only in the second", [s.name for s in self.sites.added])
         found += _listed("renamed", [f"{a} → {b}" for a, b in self.sites.renamed.items()])
@@ -161,33 +176,36 @@ class Comparison:
     def _judged(self) -> tuple[Verdict, Divergence | None]:
         if not self.steps or not self.sites.pairs:
             return "no verdict", None
-        every = paired(self.a, self.b, self.sites.pairs, phase=self.phase, with_bins=False)
-        if not divergence.begins_alike(every, self.sites.pairs):
+        parts = windows(self.a, self.b, self.sites.pairs, self.steps, phase=self.phase)
+        begin = next((part for part in parts if len(part)), None)
+        if begin is None:
+            return "no verdict", None
+        if not divergence.begins_alike(begin, self.sites.pairs):
             twins = None
             if self.twin is not None:
                 both = match(self.a, self.twin)
                 place = {pair.a: i for i, pair in enumerate(self.sites.pairs)}
                 common = tuple(pair for pair in both.pairs if pair.a in place)
-                found = paired(self.a, self.twin, common, steps=self._chosen, phase=self.phase)
+                found = paired(self.a, self.twin, common, steps=self.chosen, phase=self.phase)
                 index = np.array([place[pair.a] for pair in common], np.int64)
                 twins = PairedRecords(index[found.pairs], found.steps, found.a, found.b)
             return divergence.statistical(self._measured[0], self.sites.pairs, twins)
-        first = divergence.exact(every, self.sites.pairs, {})
+        first = divergence.exact(chain([begin], parts), self.sites.pairs, self._scalars_at)
         if first is None:
             has_other_sites = bool(self.sites.added or self.sites.removed)
             return ("different" if has_other_sites else "identical"), None
-        scalars = self._scalars_at(first.step)
-        return "different", divergence.exact(every, self.sites.pairs, scalars)
+        return "different", first
 
     @property
-    def _chosen(self) -> list[int]:
+    def chosen(self) -> list[int]:
+        """The steps at which distances are computed."""
         n = min(len(self.steps), self.max_steps)
         places = np.unique(np.linspace(0, len(self.steps) - 1, max(n, 1)).astype(int))
         return [self.steps[i] for i in places]
 
     @cached_property
     def _measured(self) -> tuple[PairedRecords, Distances]:
-        records = paired(self.a, self.b, self.sites.pairs, steps=self._chosen, phase=self.phase)
+        records = paired(self.a, self.b, self.sites.pairs, steps=self.chosen, phase=self.phase)
         return records, between(records.a, records.b)
 
     def _scalars_at(self, step: int) -> dict[str, tuple[float, float]]:
@@ -202,7 +220,9 @@ class Comparison:
         )
         return {n: (one[n], two[n]) for n in one if n in two and one[n] != two[n]}
 
-    def _headline(self) -> str:
+    @property
+    def headline(self) -> str:
+        """The verdict in one sentence, with the cause where there is one."""
         first = self.first
         match self.verdict:
             case "identical":

@@ -4,6 +4,7 @@ Each function asks the view that the page draws too, and draws its spec. It take
 of one) and returns the `Figure`; `ax=` draws into axes of yours instead of a new figure.
 """
 
+from sonde.plot.comparisons import compare as compare
 from sonde.plot.curves import lines as lines
 from sonde.plot.distributions import exponents as exponents
 from sonde.plot.distributions import histogram as histogram
@@ -11,4 +12,4 @@ from sonde.plot.distributions import kymograph as kymograph
 from sonde.plot.heatmaps import heatmap as heatmap
 from sonde.plot.networks import graph as graph
 
-__all__ = ["exponents", "graph", "heatmap", "histogram", "kymograph", "lines"]
+__all__ = ["compare", "exponents", "graph", "heatmap", "histogram", "kymograph", "lines"]

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sonde._errors import SondeError
-from sonde.plot import theme
-from sonde.plot.source import RunLike, ask, opened, steps_of
+from sonde.plot import heatmaps, theme
+from sonde.plot.source import RunLike, Sites, ask, opened, site_ids, steps_of
 from sonde.views import ids
-from sonde.views.questions import LinesQuestion
-from sonde.views.specs import NONFINITE, Lines
+from sonde.views.questions import HeatQuestion, LinesQuestion
+from sonde.views.runs.opened_run import OpenedRun
+from sonde.views.specs import NONFINITE, Heat, Lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,20 +25,31 @@ def lines(
     name: str | Sequence[str] = "loss",
     *,
     module: str | Sequence[str] | None = None,
+    site: Sites | None = None,
+    kind: str | None = None,
     steps: int | tuple[int, int] | None = None,
     phase: str | None = None,
     rank: int | None = None,
     columns: int = 1024,
     log: bool = False,
-    ax: Axes | None = None,
+    wrap: int = 3,
+    ax: Axes | Sequence[Axes] | None = None,
 ) -> Figure:
-    """Scalars by name, or with `module` (a path, several, or "*") metrics of modules, over steps.
+    """Scalars by name over steps; metrics with `module` (a path, several, or "*"); with `site` (a
+    pattern or several) statistics of tensors, one panel for each statistic.
 
     Where several steps share a point, the band spans their lowest and highest value. Steps with NaN
     or Inf have a red mark at the bottom.
     """
     first, last = steps_of(steps)
     names = (name,) if isinstance(name, str) else tuple(name)
+    if site is not None:
+        heats = _statistics(opened(run), names, site, kind, (first, last), phase, rank, columns)
+        with theme.styled() as plt:
+            figure, axes = theme.several(plt, ax, len(heats), wrap)
+            for each, (heat, rows) in zip(axes, heats, strict=True):
+                draw_statistic(each, heat, rows, log=log)
+        return figure
     modules = () if module is None else (module,) if isinstance(module, str) else tuple(module)
     question = LinesQuestion(
         run="run",
@@ -56,9 +68,60 @@ def lines(
             " See `run.scalars()` and `run.metrics()`."
         )
     with theme.styled() as plt:
-        figure, ax = theme.one(plt, ax, (4.4, 2.6))
-        draw(ax, spec, log=log)
+        figure, (only,) = theme.several(plt, ax, 1, 1, size=(4.4, 2.6))
+        draw(only, spec, log=log)
     return figure
+
+
+def draw_statistic(ax: Axes, spec: Heat, rows: Sequence[int], *, log: bool = False) -> None:
+    """Draw rows of a heatmap as lines: one statistic of several tensors."""
+    values = heatmaps.grid(spec)
+    flags = spec.flags.reshape(values.shape)
+    x = (spec.columns.first + spec.columns.last) / 2
+    for i, row in enumerate(rows):
+        label = heatmaps.row_label(spec.rows[row])
+        ax.plot(x, values[row], color=f"C{i % 10}", label=label)
+        theme.mark_nonfinite(ax, x[flags[row] == NONFINITE])
+    if log:
+        ax.set_yscale("log")
+    ax.set_xlabel("step")
+    ax.set_ylabel(spec.label)
+    if len(rows) <= _MAX_LEGEND:
+        ax.legend()
+    theme.title(ax, spec.title, spec.notes)
+
+
+def _statistics(
+    subject: OpenedRun,
+    names: Sequence[str],
+    site: Sites,
+    kind: str | None,
+    window: tuple[int | None, int | None],
+    phase: str | None,
+    rank: int | None,
+    columns: int,
+) -> list[tuple[Heat, list[int]]]:
+    """For each statistic and kind the heatmap of the kind, and its rows that are meant."""
+    wanted = site_ids(subject, site, kind)
+    kinds = dict.fromkeys(subject.site(one).site.kind for one in wanted)
+    found = []
+    for of_kind in kinds:
+        for name in names:
+            question = HeatQuestion(
+                run="run",
+                kind=of_kind,
+                stat=name,
+                phase=phase or "train",
+                rank=rank,
+                first=window[0],
+                last=window[1],
+                columns=columns,
+                rows=8192,
+            )
+            spec: Heat = ask(subject, "heat", question)
+            place = {row.site: i for i, row in enumerate(spec.rows)}
+            found.append((spec, [place[one] for one in wanted if one in place]))
+    return found
 
 
 def draw(ax: Axes, spec: Lines, *, log: bool = False) -> None:

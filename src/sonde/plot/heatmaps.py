@@ -90,7 +90,7 @@ def draw(ax: Axes, spec: Heat, *, scale: str = "auto", cmap: str | None = None) 
     ax.set_xlabel("step")
     theme.title(ax, spec.title, spec.notes)
     bar = ax.figure.colorbar(image, ax=ax, fraction=0.03, pad=0.01)
-    bar.set_label(spec.metric or spec.stat or "")
+    bar.set_label(spec.label)
     return image
 
 

@@ -10,8 +10,9 @@ from weakref import WeakKeyDictionary
 from sonde._errors import SondeError
 from sonde.store.reading.run import Run, open_run
 from sonde.views import ids
-from sonde.views.answers import ANSWERS
+from sonde.views.answers import ANSWERS, ANSWERS_OF_SEVERAL
 from sonde.views.runs.opened_run import OpenedRun
+from sonde.views.runs.several import SeveralRuns
 
 RunLike = Run | str | os.PathLike[str]
 Sites = str | Sequence[str]
@@ -36,12 +37,22 @@ def ask(run: OpenedRun, view: str, question: object) -> Any:  # Any: the spec of
     return ANSWERS[view](run, question)
 
 
+def ask_several(runs: Sequence[OpenedRun], view: str, question: object) -> Any:
+    """The answer of a view of several runs, which the question names by their place: "0", "1"."""
+    return ANSWERS_OF_SEVERAL[view](SeveralRuns(lambda place: runs[int(place)]), question)
+
+
 def site_ids(run: OpenedRun, pattern: Sites, kind: str | None, stage: str = "final") -> list[str]:
     """Ids of the sites that a pattern, or each of several, stands for."""
     several = [pattern] if isinstance(pattern, str) else list(pattern)
-    found = dict.fromkeys(
-        site.name for one in several for site in run.run.catalogue().select(one, kind, stage=stage)
-    )
+    catalogue = run.run.catalogue()
+    names = {site.name for site in catalogue.sites}
+    found: dict[str, None] = {}
+    for one in several:
+        if one in names:  # the whole name of a site stands for itself
+            found[one] = None
+        else:
+            found |= dict.fromkeys(s.name for s in catalogue.select(one, kind, stage=stage))
     if not found:
         of_kind = f" of kind `{kind}`" if kind else ""
         raise SondeError(f"No site{of_kind} matches {_quoted(several)}. See `run.sites`.")

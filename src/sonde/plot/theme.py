@@ -63,7 +63,13 @@ def one(plt: Any, ax: Axes | None, size: tuple[float, float]) -> tuple[Figure, A
 
 
 def several(
-    plt: Any, ax: Axes | Sequence[Axes] | None, n: int, wrap: int, **options: Any
+    plt: Any,
+    ax: Axes | Sequence[Axes] | None,
+    n: int,
+    wrap: int,
+    *,
+    size: tuple[float, float] = _PANEL,
+    **options: Any,
 ) -> tuple[Figure, list[Axes]]:
     """One axes for each of `n` panels: those given, or new ones with `wrap` panels in a row."""
     if ax is not None:
@@ -75,9 +81,9 @@ def several(
         return _figure_of(given[0]), given
     columns = max(min(wrap, n), 1)
     rows = -(-n // columns)
-    size = (_PANEL[0] * columns + 0.3, _PANEL[1] * rows + 0.2)
+    whole = (size[0] * columns + 0.3, size[1] * rows + 0.2)
     figure, grid = plt.subplots(
-        rows, columns, figsize=size, squeeze=False, layout="constrained", **options
+        rows, columns, figsize=whole, squeeze=False, layout="constrained", **options
     )
     flat = list(grid.flat)
     for unused in flat[n:]:

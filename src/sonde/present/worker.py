@@ -30,11 +30,12 @@ from sonde.store.limits import Limits
 from sonde.store.reading.run import open_run
 from sonde.store.sql.queries import connect
 from sonde.views import envelope
-from sonde.views.answers import ANSWERS
+from sonde.views.answers import ANSWERS, ANSWERS_OF_SEVERAL
 from sonde.views.questions import QuestionError, parse
 from sonde.views.routes import ROUTES
 from sonde.views.runs.opened_run import NotFoundError, OpenedRun
 from sonde.views.runs.run_list import ListedRun, RunList
+from sonde.views.runs.several import SeveralRuns
 from sonde.views.specs import RunState
 
 MAX_ANSWER_BYTES: Final = 128 << 20
@@ -97,7 +98,11 @@ def answer(desk: OpenRuns, request: dict[str, Any]) -> tuple[dict[str, Any], byt
     subject = desk.subject(request["run"])
     question = parse(ROUTES[view].question, [(str(k), str(v)) for k, v in request["question"]])
     state = subject.state()
-    kind, body = envelope.pack(view, ANSWERS[view](subject, question), state)
+    if ROUTES[view].of_several:
+        spec = ANSWERS_OF_SEVERAL[view](SeveralRuns(desk.subject), question)
+    else:
+        spec = ANSWERS[view](subject, question)
+    kind, body = envelope.pack(view, spec, state)
     if len(body) > MAX_ANSWER_BYTES:
         raise MemoryError(f"an answer of {len(body)} bytes")
     return {"type": kind}, body

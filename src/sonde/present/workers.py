@@ -24,7 +24,9 @@ _ENVIRONMENT: Final = {
     "OPENBLAS_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "2",  # else each thread reserves memory of its own
 }
-_READS_MUCH: Final = frozenset({"heat", "kymograph", "movers", "tint", "variable"})
+_READS_MUCH: Final = frozenset(
+    {"heat", "kymograph", "movers", "tint", "variable", "compare", "paired_heat", "table"}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from sonde.views.specs import (
     NumberName,
     RunHeader,
     StatisticName,
+    StepNote,
     StepRange,
 )
 
@@ -80,6 +81,7 @@ def answer(subject: OpenedRun, _question: RunQuestion) -> RunHeader:
         graph_note=shown(structure.graph.note, 2000),
         facts=_facts(info),
         notices=_notices(info),
+        step_notes=_step_notes(subject),
     )
 
 
@@ -193,6 +195,14 @@ def _notices(info: Mapping[str, Any]) -> tuple[Notice, ...]:
             )
         )
     return tuple(found[:_MAX_NOTICES])
+
+
+def _step_notes(subject: OpenedRun) -> tuple[StepNote, ...]:
+    rows = subject.ask(
+        "select distinct step, message from events where code = 'note' and step >= 0 "
+        f"order by step, message limit {_MAX_NOTICES}"
+    )
+    return tuple(StepNote(r["step"], shown(str(r["message"]), 500)) for r in rows.to_pylist())
 
 
 def _created_ms(created: object) -> float | None:

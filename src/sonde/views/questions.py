@@ -13,7 +13,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from sonde._errors import SondeError
-from sonde.views.specs import Aggregate, Norm, RangeMode, Scale, ScaleChoice
+from sonde.views.specs import Aggregate, Measure, Norm, RangeMode, Scale, ScaleChoice
 
 MAX_TEXT: Final = 300
 MAX_SEARCH: Final = 200
@@ -66,6 +66,14 @@ class SparkQuestion:
     run: str
     name: str | None = None
     columns: int = _number(64, 8, 512)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockQuestion:
+    """Another time axis: a scalar by name (`epoch`, `tokens`), or `time` for seconds."""
+
+    run: str
+    name: str = "time"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +252,74 @@ class MoversQuestion:
     first: int | None = _step()
     last: int | None = _step()
     limit: int = _number(20, 1, 500)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableQuestion:
+    """All tensors of a kind at a step (the last one by default), with what `format` would lose.
+
+    Changes and the first step that is not finite are looked for between `first` and `last`.
+    """
+
+    run: str
+    kind: str | None = None
+    under: str | None = None
+    step: int | None = _step()
+    format: str = "float8_e4m3fn"
+    phase: str = "train"
+    first: int | None = _step()
+    last: int | None = _step()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareQuestion:
+    """How does the run `other` differ from `run`?
+
+    `name` pairs paths of modules (`encoder=backbone`) that are not matched by themselves. `twin` is
+    a run that is the first one but for its seed.
+    """
+
+    run: str
+    other: str
+    name: tuple[str, ...] = ()
+    twin: str | None = None
+    phase: str = "train"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedHeatQuestion:
+    """A statistic of the matching sites of two runs, and how it differs.
+
+    With `measure` `ratio` that is log2 of the first over the second (for shares: the difference),
+    with `distance` how far the values themselves are apart, in octaves.
+    """
+
+    run: str
+    other: str
+    name: tuple[str, ...] = ()
+    kind: str | None = None
+    stat: str = "rms"
+    under: str | None = None
+    phase: str = "train"
+    first: int | None = _step()
+    last: int | None = _step()
+    columns: int = _number(1024, 8, MAX_COLUMNS)
+    aggregate: Aggregate = "max_abs"
+    measure: Measure = "ratio"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedSectionQuestion:
+    """A site of the first run and its match in the other at one step, on one axis."""
+
+    run: str
+    other: str
+    site: str
+    name: tuple[str, ...] = ()
+    step: int | None = _step()
+    phase: str = "train"
+    cells: int = _number(96, 4, MAX_CELLS)
+    scale: Scale = "linear"
 
 
 Q = TypeVar("Q")

@@ -19,13 +19,15 @@ class Route:
     """A view: `api/<name>` takes a question and answers with a spec.
 
     `by` names the function that makes the answer from an opened run, by its place in this package:
-    only the processes that read runs load it. The server answers the others itself.
+    only the processes that read runs load it. The server answers the others itself. With
+    `of_several` the function gets all runs, by id.
     """
 
     name: str
     question: type[Any]
     answer: type[Any]
     by: str = ""
+    of_several: bool = False
 
     @property
     def of_run(self) -> bool:
@@ -41,6 +43,7 @@ ROUTES: Final[Mapping[str, Route]] = {
         Route("state", q.StateQuestion, s.State),
         Route("run", q.RunQuestion, s.RunHeader, "header:answer"),
         Route("spark", q.SparkQuestion, s.Spark, "numbers.lines:spark"),
+        Route("clock", q.ClockQuestion, s.TimeAxis, "numbers.clock:answer"),
         Route("tree", q.TreeQuestion, s.Tree, "structure.tree:answer"),
         Route("level", q.LevelQuestion, s.GraphLevel, "structure.level:answer"),
         Route("panel", q.PanelQuestion, s.Panel, "structure.panel:answer"),
@@ -51,6 +54,12 @@ ROUTES: Final[Mapping[str, Route]] = {
         Route("section", q.SectionQuestion, s.CrossSection, "numbers.section:answer"),
         Route("variable", q.VariableQuestion, s.Variable, "traced.variable:answer"),
         Route("tint", q.TintQuestion, s.Tint, "structure.tint:answer"),
+        Route("table", q.TableQuestion, s.LayerTable, "numbers.table:answer"),
         Route("movers", q.MoversQuestion, s.Movers, "numbers.movers:answer"),
+        Route("compare", q.CompareQuestion, s.ComparedRuns, "pairs.summary:answer", True),
+        Route("paired_heat", q.PairedHeatQuestion, s.PairedHeat, "pairs.heat:answer", True),
+        Route(
+            "paired_section", q.PairedSectionQuestion, s.PairedSection, "pairs.section:answer", True
+        ),
     )
 }

@@ -15,7 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from sonde.record import KINDS
 from sonde.views import envelope, questions, specs
 from sonde.views.routes import ROUTES
-from sonde.views.specs import numbers, parts, runs, structure, traced
+from sonde.views.specs import numbers, pairs, parts, runs, structure, traced
 
 _ARRAYS = {
     specs.F64: "Float64Array",
@@ -24,7 +24,7 @@ _ARRAYS = {
     specs.U8: "Uint8Array",
 }
 
-_SPECS = (parts, runs, structure, numbers, traced)
+_SPECS = (parts, runs, structure, numbers, pairs, traced)
 
 _LITERALS = {get_args(v): n for n, v in vars(parts).items() if get_origin(v) is Literal}
 

@@ -4,7 +4,7 @@
  */
 
 import { batch, computed, effect, type ReadonlySignal, type Signal, signal } from "@preact/signals";
-import { type Answer, API, type RunHeader, type RunStatus } from "../api.gen";
+import { type Answer, API, type RunHeader, type RunStatus, type TimeAxis } from "../api.gen";
 import type { Domain } from "../core/columns";
 import type { Command } from "../core/keys";
 import { DARK, LIGHT, type Tokens } from "../core/tokens";
@@ -40,6 +40,7 @@ export class App {
   readonly live: Live;
   readonly ready: Readiness;
   readonly header: Query<"run">;
+  private readonly clocks: Query<"clock">;
 
   /** The step under the pointer, in whichever chart it is. */
   readonly hover: Signal<number | null> = signal(null);
@@ -66,6 +67,10 @@ export class App {
   readonly domain: ReadonlySignal<Domain | null>;
   readonly wholeDomain: ReadonlySignal<Domain | null>;
   readonly cursor: ReadonlySignal<number | null>;
+  /** What stands on the time axis in place of steps. */
+  readonly clock: ReadonlySignal<TimeAxis | null>;
+  /** Events, and what the user noted at steps. */
+  readonly marks: ReadonlySignal<readonly Event[]>;
   readonly theme: ReadonlySignal<Theme>;
   readonly isDarkHost: Signal<boolean>;
 
@@ -88,6 +93,7 @@ export class App {
     );
     this.live = new Live(this.client);
     this.header = new Query(this.client, this.ready, "run", null, null);
+    this.clocks = new Query(this.client, this.ready, "clock", null, null);
 
     const dark = matchMedia("(prefers-color-scheme: dark)");
     this.isDarkHost = signal(dark.matches);
@@ -127,6 +133,12 @@ export class App {
       const whole = this.wholeDomain.value;
       return this.state.value.step ?? (whole ? whole.to - whole.cadence : null);
     });
+    this.clock = computed(() => (this.state.value.axis ? this.clocks.result.value.data : null));
+    this.marks = computed(() => {
+      const notes = this.about.value?.step_notes ?? [];
+      const told = notes.map(({ step, text: label }) => ({ step, label, isBad: false }));
+      return [...this.events.value, ...told];
+    });
     this.theme = computed(() => {
       const wish = this.state.value.theme;
       const isDark = wish === "auto" ? this.isDarkHost.value : wish === "dark";
@@ -148,6 +160,14 @@ export class App {
         const { page } = this.state.value;
         const run = this.run.value;
         this.header.ask(run && page !== "runs" ? { run } : null);
+      }),
+      () => this.clocks.close(),
+      effect(() => {
+        const { axis: name, page } = this.state.value;
+        const run = this.run.value;
+        this.clocks.ask(run && name && page !== "runs" ? { run, name } : null);
+        const state = run ? this.live.states.value.get(run) : undefined;
+        if (state && name) this.clocks.refresh(state.version);
       }),
       this.freezeWhenPaused(),
       this.refreshHeader(),

@@ -172,15 +172,16 @@ export function usePart<T>(of: (app: App) => T): ReadonlySignal<T> {
 }
 
 /** What a command does while the component is there. */
-export function useCommand(command: Command, perform: () => void): void {
+export function useCommand(command: Command, perform: () => void, isOn = true): void {
   const app = useApp();
   const latest = useRef(perform);
   latest.current = perform;
   useEffect(() => {
+    if (!isOn) return;
     const call = () => latest.current();
     app.handlers.set(command, call);
     return () => {
       if (app.handlers.get(command) === call) app.handlers.delete(command);
     };
-  }, [command]);
+  }, [command, isOn]);
 }

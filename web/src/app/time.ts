@@ -67,7 +67,7 @@ export function setCursor(app: App, step: number | null): void {
 export function moveToEvent(app: App, direction: 1 | -1): void {
   const at = app.cursor.peek();
   if (at === null) return;
-  const events = [...app.events.peek()].sort((a, b) => a.step - b.step);
+  const events = [...app.marks.peek()].sort((a, b) => a.step - b.step);
   const next =
     direction > 0 ? events.find((e) => e.step > at) : events.findLast((e) => e.step < at);
   if (!next) app.say(direction > 0 ? "No later event." : "No earlier event.");

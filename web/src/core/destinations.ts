@@ -4,6 +4,7 @@ export const DESTINATIONS = [
   { page: "overview", label: "Overview", key: "o" },
   { page: "explore", label: "Explore", key: "e" },
   { page: "layers", label: "Layers", key: "l" },
+  { page: "compare", label: "Compare", key: "c" },
 ] as const;
 
 export type Destination = (typeof DESTINATIONS)[number]["page"];

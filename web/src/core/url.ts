@@ -1,6 +1,6 @@
 /** The state of the page as the text after `#`, and back. Only what differs from the default is there. */
 
-import type { Aggregate, Norm, RangeMode, ScaleChoice } from "../api.gen";
+import type { Aggregate, Measure, Norm, RangeMode, ScaleChoice } from "../api.gen";
 import { PAGES, type Page } from "./destinations";
 import type { MapName } from "./lut";
 
@@ -23,6 +23,8 @@ export interface PageState {
   metric: string | null;
   phase: string | null;
   rank: number | null;
+  /** The clock of the time axis: null for steps, `time`, or a scalar. */
+  axis: string | null;
   /** The scalar in the timeline. */
   line: string | null;
   isLineLog: boolean;
@@ -36,7 +38,14 @@ export interface PageState {
   aggregate: Aggregate;
   under: string | null;
   order: "module" | "max" | "change";
+  /** Of several runs the one that the first is compared with, and how. */
+  versus: string | null;
+  measure: Measure;
+  /** Modules that are matched by hand: `path=path`. */
+  names: readonly string[];
   areRowsFolded: boolean;
+  /** Layers as a table in place of the heatmap. */
+  isTable: boolean;
   /** The site in the drawer. */
   site: string | null;
   formats: readonly string[];
@@ -69,6 +78,7 @@ export const DEFAULTS: PageState = {
   metric: null,
   phase: null,
   rank: null,
+  axis: null,
   line: null,
   isLineLog: false,
   scale: "auto",
@@ -79,7 +89,11 @@ export const DEFAULTS: PageState = {
   aggregate: "max_abs",
   under: null,
   order: "module",
+  versus: null,
+  measure: "ratio",
+  names: [],
   areRowsFolded: false,
+  isTable: false,
   site: null,
   formats: ["float8_e4m3fn", "float8_e5m2"],
   shift: 0,
@@ -134,7 +148,7 @@ function whole(key: string, name: NameOf<number | null>): Field {
   };
 }
 
-function list(key: string, name: "runs" | "unfold" | "formats" | "closed"): Field {
+function list(key: string, name: "runs" | "unfold" | "formats" | "closed" | "names"): Field {
   const join = (items: readonly string[]) => items.join(",");
   return {
     key,
@@ -179,6 +193,7 @@ const FIELDS: readonly Field[] = [
   text("metric", "metric"),
   text("phase", "phase"),
   whole("rank", "rank"),
+  text("axis", "axis"),
   text("line", "line"),
   flag("linelog", "isLineLog"),
   choice("scale", "scale", ["auto", "linear", "log", "asinh", "exponent"]),
@@ -188,7 +203,11 @@ const FIELDS: readonly Field[] = [
   choice("norm", "norm", ["none", "start", "z"]),
   choice("agg", "aggregate", ["max_abs", "max", "min", "mean", "last"]),
   choice("order", "order", ["module", "max", "change"]),
+  text("vs", "versus"),
+  choice("by", "measure", ["ratio", "distance"]),
+  list("match", "names"),
   flag("rows", "areRowsFolded"),
+  flag("table", "isTable"),
   text("under", "under"),
   text("site", "site"),
   list("fmt", "formats"),

@@ -27,6 +27,7 @@ const ICONS = {
   warn: "M8 2.5 14 13H2ZM8 6.5v3M8 11.2v.1",
   filter: "M2.5 3.5h11L9.3 8.5v4l-2.6-1.3V8.5Z",
   table: "M2.5 3h11v10h-11zM2.5 6.5h11M2.5 9.8h11M6.5 3v10",
+  more: "M3.5 8v.1M8 8v.1M12.5 8v.1",
 } as const;
 
 export type IconName = keyof typeof ICONS;

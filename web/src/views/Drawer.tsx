@@ -1,16 +1,17 @@
 /** One tensor at one step: its exponents against number formats, its statistics. */
 
-import { useEffect } from "preact/hooks";
+import { useEffect, useRef } from "preact/hooks";
 import type { CrossSection } from "../api.gen";
 import { useApp, useQuery, useSettled } from "../app/hooks";
 import { pin } from "../app/pins";
 import { setCursor } from "../app/time";
 import { count, kind as kindLabel, shape, share, site as siteTitle, value } from "../core/format";
+import { ChartMenu } from "./ChartMenu";
 import { Button } from "./Controls";
 import { ExponentChart, lossAt } from "./ExponentChart";
 import { Failed, Loading } from "./States";
 
-const FORMATS: readonly { name: string; title: string }[] = [
+export const FORMATS: readonly { name: string; title: string }[] = [
   { name: "float8_e4m3fn", title: "fp8 e4m3" },
   { name: "float8_e5m2", title: "fp8 e5m2" },
   { name: "float16", title: "fp16" },
@@ -68,6 +69,7 @@ function OpenDrawer({ site }: { site: string }) {
 function Inside({ data }: { data: CrossSection }) {
   const app = useApp();
   const { formats, shift } = app.state.value;
+  const chart = useRef<HTMLDivElement>(null);
   const { site } = data;
   const bad = data.nans + data.pos_infs + data.neg_infs;
   const shown = data.formats.filter((f) => formats.includes(f.name));
@@ -107,6 +109,22 @@ function Inside({ data }: { data: CrossSection }) {
             onClick={() => setCursor(app, data.next)}
           />
         </div>
+        <ChartMenu
+          of={chart}
+          name={`${site.name}-step-${data.step}`}
+          figure={{
+            name: "exponents",
+            given: [site.name],
+            options: [
+              ["step", data.step],
+              ["formats", shown.map((f) => f.name)],
+            ],
+          }}
+          table={() => [
+            ["exponent", "count"],
+            ...Array.from(data.exponents, (e, i) => [e, data.exponent_counts[i]]),
+          ]}
+        />
         <Button label="Pin its module" icon="pin" onClick={() => pin(app, { module: site.module })}>
           Pin
         </Button>
@@ -118,7 +136,7 @@ function Inside({ data }: { data: CrossSection }) {
           onClick={() => app.set({ site: null }, true)}
         />
       </div>
-      <div class="drawer-body">
+      <div class="drawer-body" ref={chart}>
         <div class="exponents">
           <ExponentChart data={data} formats={shown} shift={shift} />
           <div class="exponent-controls">

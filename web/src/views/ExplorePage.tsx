@@ -1,11 +1,12 @@
 /** The graph of one level: what flows where, coloured by a statistic at the cursor. */
 
-import { useEffect, useMemo } from "preact/hooks";
+import { useEffect, useMemo, useRef } from "preact/hooks";
 import type { Crumb, GraphLevel, LevelQuestion } from "../api.gen";
 import { useApp, useCommand, useQuery, useSettled } from "../app/hooks";
 import { perform } from "../app/keyboard";
 import { count } from "../core/format";
 import { Boundary } from "./Boundary";
+import { ChartMenu } from "./ChartMenu";
 import { Button, Icon, Segments } from "./Controls";
 import { GraphView } from "./GraphView";
 import { windowOf } from "./heatquery";
@@ -38,6 +39,7 @@ export function ExplorePage() {
           columns: 64,
         }
       : null;
+  const graph = useRef<HTMLDivElement>(null);
   const tint = useQuery("tint", tintQuestion, { everyMs: 2000 }).value;
   useEffect(() => {
     if (tint.data) app.notes.value = tint.data.notes;
@@ -89,6 +91,15 @@ export function ExplorePage() {
           isQuiet
           onClick={() => perform(app, "fit")}
         />
+        <ChartMenu
+          of={graph}
+          name={`${about?.name ?? "run"}-${data?.path || "model"}`}
+          figure={{
+            name: "graph",
+            given: data?.path ? [data.path] : [],
+            options: [["group_repeats", isFolded ? undefined : false]],
+          }}
+        />
       </div>
       {error && !data && <Failed error={error} what="The graph" />}
       {!data && !error && <Loading what="the graph" />}
@@ -98,13 +109,15 @@ export function ExplorePage() {
         </Empty>
       )}
       {data && data.nodes.length > 0 && (
-        <Boundary what="The graph" of={data}>
-          <GraphView
-            level={data}
-            tint={tint.data?.node === data.node ? tint.data : null}
-            isStale={isLoading}
-          />
-        </Boundary>
+        <div class="graph-space" ref={graph}>
+          <Boundary what="The graph" of={data}>
+            <GraphView
+              level={data}
+              tint={tint.data?.node === data.node ? tint.data : null}
+              isStale={isLoading}
+            />
+          </Boundary>
+        </div>
       )}
       {data && <Notes level={data} tintProblem={tint.error?.message ?? ""} />}
     </div>

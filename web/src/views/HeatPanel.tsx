@@ -3,9 +3,11 @@
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import type { RunHeader } from "../api.gen";
 import { useApp, useQuery, useSettled, useSize } from "../app/hooks";
+import { ChartMenu } from "./ChartMenu";
 import { Icon } from "./Controls";
-import { HeatView, rowOrder } from "./HeatView";
-import { heatQuestion } from "./heatquery";
+import { HeatView } from "./HeatView";
+import { heatFigure, heatQuestion } from "./heatquery";
+import { heatTable, rowOrder } from "./heatwords";
 import { Empty, Failed, Loading } from "./States";
 
 export function HeatPanel({ least, most }: { least: number; most: number }) {
@@ -40,6 +42,16 @@ export function HeatPanel({ least, most }: { least: number; most: number }) {
           <Icon name="filter" size={12} /> {under}
           <Icon name="close" size={12} />
         </button>
+      )}
+      {data && data.rows.length > 0 && (
+        <div class="corner">
+          <ChartMenu
+            of={box}
+            name={`${about?.name ?? "run"}-${data.title}`}
+            figure={heatFigure(app)}
+            table={() => heatTable(data)}
+          />
+        </div>
       )}
       {error && (!data || key !== "") && !data && <Failed error={error} what="The heatmap" />}
       {!data && !error && (question || !about ? <Loading what="the heatmap" /> : null)}

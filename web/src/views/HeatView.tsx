@@ -1,13 +1,14 @@
 /** A heatmap of layers by steps: drawn by the engine in core/heat, read by pointer and by keys. */
 
-import { useSignal } from "@preact/signals";
+import { type Signal, useSignal } from "@preact/signals";
 import { useEffect, useLayoutEffect, useMemo, useRef } from "preact/hooks";
-import { EMPTY, type Heat, NONFINITE } from "../api.gen";
+import type { Heat } from "../api.gen";
 import { useApp, useCommand, useSize } from "../app/hooks";
 import { togglePin } from "../app/pins";
+import { timeTicks } from "../core/clock";
 import { mapColumns, mapRows, nearestColumn, placeOf, spans, stepAt } from "../core/columns";
-import { count, kind as kindLabel, number, share, value as shown, steps } from "../core/format";
-import { classify, palette, rowMedian } from "../core/heat";
+import { count } from "../core/format";
+import { classify, palette } from "../core/heat";
 import {
   FOLD_ROWS,
   type HeatLine,
@@ -18,10 +19,11 @@ import {
   rowPixels,
 } from "../core/heatlines";
 import { cutPath } from "../core/pathcut";
-import { colourScale, stepTicks } from "../core/scales";
-import { Icon } from "./Controls";
-import { FONT, horizontalTicks, paintPlane, prepare, textWidth } from "./canvas";
+import { type ColourScale, colourScale } from "../core/scales";
+import { FONT, horizontalTicks, paintPlane, prepare } from "./canvas";
+import { HeatHeader, LABEL_PX, TWIST_PX } from "./HeatHeader";
 import { HeatLegend } from "./HeatLegend";
+import { describe, describeGroup, rowLabel, rowTitle } from "./heatwords";
 import { CursorLines } from "./LineChart";
 import { useTimePointer } from "./pointer";
 import { Tip, type TipContent } from "./Tip";
@@ -29,9 +31,23 @@ import { Tip, type TipContent } from "./Tip";
 const LETTER_PX = 6.4;
 const AXIS = 20;
 const RIGHT = 10;
-const LABEL_PX = 14;
-/** Where the labels of groups begin, after the mark that opens them; rows below them stand in. */
-const TWIST_PX = 18;
+
+/** What heatmaps side by side share: which groups are toggled, how far they are scrolled, the row. */
+export interface HeatLink {
+  toggled: Signal<ReadonlySet<string>>;
+  scrollTop: Signal<number>;
+  hovered: Signal<number>;
+  focused: Signal<number>;
+}
+
+export function useHeatLink(): HeatLink {
+  return {
+    toggled: useSignal<ReadonlySet<string>>(new Set()),
+    scrollTop: useSignal(0),
+    hovered: useSignal(-1),
+    focused: useSignal(-1),
+  };
+}
 
 interface Props {
   heat: Heat;
@@ -42,9 +58,28 @@ interface Props {
   most: number;
   isStale: boolean;
   onPick: (row: number, step: number) => void;
+  /** Shared with the heatmaps beside this one. */
+  link?: HeatLink;
+  /** One of several: without labels, keys and a say in where the time axis lies. */
+  isSecond?: boolean;
+  /** Colours that another heatmap has too. */
+  scale?: ColourScale;
+  /** More to say about a cell. */
+  more?: (row: number, column: number) => [string, string][];
 }
 
-export function HeatView({ heat, order, least, most, isStale, onPick }: Props) {
+export function HeatView({
+  heat,
+  order,
+  least,
+  most,
+  isStale,
+  onPick,
+  link,
+  isSecond = false,
+  scale: given,
+  more,
+}: Props) {
   const app = useApp();
   const box = useRef<HTMLDivElement>(null);
   const canvas = useRef<HTMLCanvasElement>(null);
@@ -52,17 +87,16 @@ export function HeatView({ heat, order, least, most, isStale, onPick }: Props) {
   const plot = useRef<HTMLDivElement>(null);
   const brush = useRef<HTMLDivElement>(null);
   const size = useSize(box);
-  const scrollTop = useSignal(0);
-  const hovered = useSignal(-1);
-  const focused = useSignal(-1);
+  const own = useHeatLink();
+  const { toggled, scrollTop, hovered, focused } = link ?? own;
   const tip = useSignal<TipContent | null>(null);
 
   const { map, colour } = app.state.value;
   const { isDark, tokens } = app.theme.value;
   const domain = app.domain.value;
+  const clock = app.clock.value;
   const rows = order.length;
   const isSorted = useMemo(() => order.every((r, i) => r === i), [order]);
-  const toggled = useSignal<ReadonlySet<string>>(new Set());
   const groups = isSorted ? heat.groups : [];
   const lines = useMemo(() => {
     const areFolded = rows > FOLD_ROWS && groups.length > 1;
@@ -75,14 +109,14 @@ export function HeatView({ heat, order, least, most, isStale, onPick }: Props) {
   };
   const height = Math.max(0, size.height - AXIS);
   const gutter = useMemo(
-    () => gutterOf(heat, isSorted, size.width),
-    [heat.rows, isSorted, size.width],
+    () => (isSecond ? RIGHT : gutterOf(heat, isSorted, size.width)),
+    [heat.rows, isSorted, size.width, isSecond],
   );
   const width = Math.max(0, size.width - gutter - RIGHT);
   // The timeline below stands on the same axis: a step is at the same place in both.
   useLayoutEffect(() => {
     const found = plot.current?.getBoundingClientRect();
-    if (!found || width < 1) return;
+    if (!found || width < 1 || isSecond || link) return;
     app.axis.value = { left: found.left, right: found.right };
     return () => {
       app.axis.value = null;
@@ -97,8 +131,8 @@ export function HeatView({ heat, order, least, most, isStale, onPick }: Props) {
   );
 
   const scale = useMemo(
-    () => colourScale(heat.limits, heat.is_signed, colour),
-    [heat.limits, heat.is_signed, colour],
+    () => given ?? colourScale(heat.limits, heat.is_signed, colour),
+    [heat.limits, heat.is_signed, colour, given],
   );
   const colours = useMemo(
     () => palette(map, scale.kind === "signed", isDark, tokens.nonfinite, tokens.hatch),
@@ -136,19 +170,20 @@ export function HeatView({ heat, order, least, most, isStale, onPick }: Props) {
     const surface = prepare(labels.current, size.width, size.height);
     if (!surface || !domain) return;
     const { context } = surface;
-    drawLabels(context, heat, order, lines, placed.rows, {
+    drawLabels(context, heat, order, lines, isSecond ? [] : placed.rows, {
       gutter,
       rowHeight,
       top: -scrollTop.value,
       height: drawn,
-      at: hovered.value >= 0 ? hovered.value : focused.value,
+      at: isSecond ? -1 : hovered.value >= 0 ? hovered.value : focused.value,
       text: tokens.text,
       dim: tokens.text3,
     });
     context.fillStyle = tokens.text3;
     context.font = `12px ${FONT}`;
-    const ticks = stepTicks(domain.from, domain.to - domain.cadence, Math.max(2, width / 90));
-    horizontalTicks(context, ticks, (s) => placeOf(s, domain), gutter, width, drawn + 5, count);
+    const most = Math.max(2, width / 90);
+    const ticks = timeTicks(clock, domain.from, domain.to - domain.cadence, most);
+    horizontalTicks(context, ticks, (s) => placeOf(s, domain), gutter, width, drawn + 5);
   }, [
     heat,
     order,
@@ -161,14 +196,17 @@ export function HeatView({ heat, order, least, most, isStale, onPick }: Props) {
     hovered.value,
     focused.value,
     tokens,
+    clock,
   ]);
 
   const lineAt = (y: number) =>
     Math.max(0, Math.min(lines.length - 1, Math.floor((y * drawn + scrollTop.peek()) / rowHeight)));
-  const wordsOf = (i: number, c: number) =>
-    lines[i].kind === "row"
-      ? describe(heat, order[lines[i].start], c)
-      : describeGroup(heat, lines[i].group, c);
+  const wordsOf = (i: number, c: number) => {
+    if (lines[i].kind !== "row") return describeGroup(heat, lines[i].group, c);
+    const row = order[lines[i].start];
+    const words = describe(heat, row, c);
+    return more ? { ...words, rows: [...words.rows, ...more(row, c)] } : words;
+  };
   const pick = (i: number, step: number) => {
     const line = lines[i];
     if (line.kind === "row") onPick(order[line.start], step);
@@ -203,6 +241,11 @@ export function HeatView({ heat, order, least, most, isStale, onPick }: Props) {
     },
   });
 
+  useLayoutEffect(() => {
+    if (box.current && box.current.scrollTop !== scrollTop.value)
+      box.current.scrollTop = scrollTop.value;
+  }, [scrollTop.value]);
+
   const say = (i: number) => {
     if (i < 0 || i >= lines.length || wide === 0) return;
     const c = nearestColumn(heat.columns.first, app.cursor.peek() ?? 0);
@@ -223,21 +266,25 @@ export function HeatView({ heat, order, least, most, isStale, onPick }: Props) {
     const { site: isOpen } = app.state.peek();
     if (by !== 0 && isOpen !== null && next !== null && next !== isOpen) app.set({ site: next });
   };
-  useCommand("rowDown", () => move(1));
-  useCommand("rowUp", () => move(-1));
-  useCommand("open", () => {
+  const isKeyed = !isSecond;
+  useCommand("rowDown", () => move(1), isKeyed);
+  useCommand("rowUp", () => move(-1), isKeyed);
+  const openCell = () => {
     const step = app.cursor.peek();
     if (focused.peek() >= 0 && step !== null) pick(focused.peek(), step);
-  });
-  useCommand("pin", () => {
+  };
+  useCommand("open", openCell, isKeyed);
+  const pinRow = () => {
     const line = lines[hovered.peek() >= 0 ? hovered.peek() : focused.peek()];
     const row = line?.kind === "row" ? heat.rows[order[line.start]] : null;
     if (row) togglePin(app, { node: row.node, module: row.module });
     else app.say("Choose a row first, with the pointer or ↑ ↓.");
-  });
+  };
+  useCommand("pin", pinRow, isKeyed);
   // The row of the cell that is open is the one that is marked.
   const { site } = app.state.value;
   useEffect(() => {
+    if (isSecond) return;
     const row = site === null ? -1 : order.findIndex((r) => heat.rows[r].site === site);
     focused.value = row < 0 ? -1 : lineOf(lines, row);
     if (focused.peek() >= 0) move(0);
@@ -252,7 +299,7 @@ export function HeatView({ heat, order, least, most, isStale, onPick }: Props) {
         role="application"
         aria-roledescription="heatmap"
         aria-label={`${heat.title}: ${count(rows)} rows by steps. Arrow keys move, Enter opens the cell.`}
-        tabIndex={0}
+        tabIndex={isSecond ? -1 : 0}
         data-heat
         data-rows={rows}
         data-lines={lines.length}
@@ -268,8 +315,8 @@ export function HeatView({ heat, order, least, most, isStale, onPick }: Props) {
         >
           <div class="heat-view" style={{ height: `${size.height}px` }}>
             <canvas class="heat-labels" ref={labels} aria-hidden="true" />
-            {placed.headers.map(({ line, y }) => (
-              <Header
+            {(isSecond ? [] : placed.headers).map(({ line, y }) => (
+              <HeatHeader
                 key={lines[line].group}
                 label={groups[lines[line].group].label}
                 count={groups[lines[line].group].length}
@@ -312,43 +359,6 @@ export function HeatView({ heat, order, least, most, isStale, onPick }: Props) {
       <HeatLegend heat={heat} scale={scale} colours={colours} />
       <Tip content={tip.value} />
     </div>
-  );
-}
-
-interface HeaderProps {
-  label: string;
-  count: number;
-  isFolded: boolean;
-  y: number;
-  width: number;
-  onToggle: () => void;
-}
-
-/** The header of a group. Keys reach it through its line in the heatmap. */
-function Header({ label, count: rows, isFolded, y, width, onToggle }: HeaderProps) {
-  const shown = useMemo(
-    () => cutPath(label, (text) => textWidth(text, 500) <= width - TWIST_PX - 34),
-    [label, width],
-  );
-  return (
-    <button
-      type="button"
-      class="heat-group"
-      tabIndex={-1}
-      aria-expanded={!isFolded}
-      title={`${label}: ${count(rows)} rows. ${isFolded ? "Open" : "Fold"}`}
-      data-group={label}
-      style={{
-        top: `${y - LABEL_PX / 2}px`,
-        height: `${LABEL_PX}px`,
-        width: `${width - 4}px`,
-      }}
-      onClick={onToggle}
-    >
-      <Icon name={isFolded ? "right" : "down"} size={12} />
-      <span class="heat-group-name">{shown}</span>
-      {isFolded && <span class="dim">{rows}</span>}
-    </button>
   );
 }
 
@@ -414,116 +424,4 @@ function drawLabels(
     draw(lines[chosen], here);
   }
   context.restore();
-}
-
-/** A row in its group: without what the header says. */
-function rowLabel(heat: Heat, row: Heat["rows"][number]): string {
-  const { path: group } = heat.groups[row.group] ?? { path: "" };
-  if (!group || !row.path.startsWith(group) || row.count > 1) return row.label;
-  const rest = row.path.slice(group.length).replace(/^\./, "");
-  return (
-    `${rest}${slotWord(row) ? ` ${slotWord(row)}` : ""}`.trim() ||
-    (row.path.split(".").at(-1) ?? "")
-  );
-}
-
-function rowTitle(row: Heat["rows"][number]): string {
-  return `${row.path || "(root)"}${slotWord(row) ? ` ${slotWord(row)}` : ""}`;
-}
-
-/** The first output of a call needs no name. */
-function slotWord(row: Heat["rows"][number]): string {
-  const call = row.call > 0 ? ` #${row.call}` : "";
-  return `${row.slot === "0" ? "" : row.slot}${call}`;
-}
-
-/** What a cell says: its row, its steps, its value and how it compares with the row. */
-function describe(heat: Heat, r: number, c: number): Omit<TipContent, "x" | "y"> {
-  const row = heat.rows[r];
-  const wide = heat.columns.first.length;
-  const at = r * wide + c;
-  const value = heat.values[at];
-  const rows: [string, string][] = [];
-  rows.push(["at", steps(heat.columns.first[c], heat.columns.last[c])]);
-  const name = heat.label;
-  if (heat.flags[at] === EMPTY) rows.push([name, "not recorded"]);
-  else {
-    if (heat.flags[at] === NONFINITE) rows.push(["holds", "NaN or infinite values"]);
-    rows.push([
-      heat.columns.steps[c] > 1 ? `${name}, ${aggregateWord(heat)}` : name,
-      shown(value, heat.format),
-    ]);
-    const median = rowMedian(heat.values, heat.flags, r * wide, wide);
-    if (median > 0 && Number.isFinite(value))
-      rows.push(["of its median", `${number(value / median)}×`]);
-  }
-  if (row.count > 1) rows.push(["tensors in this row", count(row.count)]);
-  return {
-    title: rowTitle(row),
-    note: heat.kind ? kindLabel(heat.kind) : "",
-    rows,
-  };
-}
-
-/** What a cell of a folded group says: the largest of its rows, and which it is. */
-function describeGroup(heat: Heat, group: number, c: number): Omit<TipContent, "x" | "y"> {
-  const { label: title, start, length } = heat.groups[group];
-  const wide = heat.columns.first.length;
-  const rows: [string, string][] = [];
-  rows.push(["at", steps(heat.columns.first[c], heat.columns.last[c])]);
-  let [most, bad] = [-1, 0];
-  for (let r = start; r < start + length; r++) {
-    const at = r * wide + c;
-    if (heat.flags[at] === NONFINITE) bad++;
-    if (heat.flags[at] === EMPTY || !Number.isFinite(heat.values[at])) continue;
-    if (most < 0 || Math.abs(heat.values[at]) > Math.abs(heat.values[most * wide + c])) most = r;
-  }
-  const name = heat.label;
-  if (bad) rows.push(["not finite", `${count(bad)} of ${count(length)} rows`]);
-  if (most >= 0) {
-    rows.push([`largest ${name}`, shown(heat.values[most * wide + c], heat.format)]);
-    rows.push(["in", rowLabel(heat, heat.rows[most])]);
-  } else if (!bad) rows.push([name, "not recorded"]);
-  return { title, note: `${count(length)} rows`, rows };
-}
-
-function aggregateWord(heat: Heat): string {
-  return {
-    max_abs: "max |x|",
-    max: "largest",
-    min: "smallest",
-    mean: "mean",
-    last: "last",
-  }[heat.aggregate];
-}
-
-/** A row's change between the first and the last quarter of the window, for sorting. */
-export function rowOrder(heat: Heat, by: "module" | "max" | "change"): number[] {
-  const wide = heat.columns.first.length;
-  const order = heat.rows.map((_, i) => i);
-  if (by === "module" || wide === 0) return order;
-  const quarter = Math.max(1, wide >> 2);
-  const score = (r: number) => {
-    const at = r * wide;
-    for (let c = 0; c < wide; c++) if (heat.flags[at + c] === NONFINITE) return Infinity;
-    if (by === "max") {
-      let most = -Infinity;
-      for (let c = 0; c < wide; c++)
-        if (Number.isFinite(heat.values[at + c]))
-          most = Math.max(most, Math.abs(heat.values[at + c]));
-      return most;
-    }
-    const before = Math.abs(rowMedian(heat.values, heat.flags, at, quarter));
-    const after = Math.abs(rowMedian(heat.values, heat.flags, at + wide - quarter, quarter));
-    return before > 0 && after > 0 ? Math.abs(Math.log2(after / before)) : -1;
-  };
-  const scores = order.map(score);
-  return order.sort((a, b) => scores[b] - scores[a] || a - b);
-}
-
-export function clippedWords(heat: Heat): string {
-  const { low_share: low, high_share: high } = heat.limits;
-  return [low > 0 ? `${share(low)} below` : "", high > 0 ? `${share(high)} above` : ""]
-    .filter(Boolean)
-    .join(", ");
 }

@@ -3,6 +3,7 @@
 import { useSignal, useSignalEffect } from "@preact/signals";
 import { useLayoutEffect, useMemo, useRef } from "preact/hooks";
 import type { Kymograph, SiteRef } from "../api.gen";
+import type { App } from "../app/app";
 import { useApp, useOnScreen, useQuery, useSettled, useSize } from "../app/hooks";
 import { mapColumns, mapRows, nearestColumn, spans, stepAt } from "../core/columns";
 import { count, number, shape, share, steps } from "../core/format";
@@ -17,10 +18,12 @@ import {
   outside,
   zeroShare,
 } from "../core/kymo";
+import type { Figure } from "../core/python";
 import { edgeTicks, placeOnEdges } from "../core/scales";
 import type { Tokens } from "../core/tokens";
+import { ChartMenu } from "./ChartMenu";
 import { FONT, paintPlane, prepare, verticalTicks } from "./canvas";
-import { columnsFor, windowOf } from "./heatquery";
+import { columnsFor, shownSteps, windowOf } from "./heatquery";
 import { CursorLines } from "./LineChart";
 import { useTimePointer } from "./pointer";
 import { Tip, type TipContent } from "./Tip";
@@ -71,6 +74,7 @@ export function Kymo({ run, site }: { run: string; site: SiteRef }) {
         </span>
         <span class="stretch" />
         {data && <Numbers data={data} />}
+        <ChartMenu of={box} name={site.name} figure={kymoFigure(app, site)} />
       </div>
       {data ? (
         <>
@@ -82,6 +86,15 @@ export function Kymo({ run, site }: { run: string; site: SiteRef }) {
       )}
     </div>
   );
+}
+
+function kymoFigure(app: App, site: SiteRef): Figure {
+  const { scale } = app.state.value;
+  return {
+    name: "kymograph",
+    given: [site.name],
+    options: [...shownSteps(app), ["scale", scale === "auto" ? undefined : scale]],
+  };
 }
 
 /** Inside of a section; calls of a traced method are told apart, those of a module have panels. */

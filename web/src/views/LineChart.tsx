@@ -3,10 +3,13 @@
 import { useComputed, useSignalEffect } from "@preact/signals";
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import uPlot from "uplot";
-import { NONFINITE } from "../api.gen";
+import { NONFINITE, type TimeAxis } from "../api.gen";
 import { useApp, useSize } from "../app/hooks";
+import { type TimeTick, timeTicks } from "../core/clock";
 import { columnAt, type Domain, placeOf } from "../core/columns";
 import { count, number } from "../core/format";
+import { type CanvasLike, describeCanvas } from "../core/recorded";
+import { linearTicks } from "../core/scales";
 import { FONT } from "./canvas";
 import { useTimePointer } from "./pointer";
 
@@ -59,6 +62,7 @@ export function LineChart({
   const plot = useRef<uPlot | null>(null);
   const { width } = useSize(box);
   const { tokens } = app.theme.value;
+  const clock = app.clock.value;
   const data = useMemo(() => aligned(series), [series]);
   const xHeight = hasAxis ? 18 : 0;
   const { left, right } = sides(box.current, width, axis);
@@ -76,17 +80,19 @@ export function LineChart({
     tokens.text,
     left,
     right,
+    clock && [clock.name, clock.steps.length],
   ]);
   const current = useRef(domain);
   current.current = domain;
   useEffect(() => {
     if (width < 40) return;
     const made = new uPlot(
-      options(series, current, isLog, hasAxis, { width, height, left, right }, tokens),
+      options(series, current, isLog, hasAxis, { width, height, left, right }, tokens, clock),
       data,
       box.current!,
     );
     plot.current = made;
+    describeCanvas(made.ctx.canvas, (c) => redraw(c, made, series, tokens, isLog));
     box.current!.querySelector(".uplot")?.setAttribute("aria-hidden", "true");
     return () => {
       plot.current = null;
@@ -147,6 +153,52 @@ export function LineChart({
       </div>
     </div>
   );
+}
+
+/** The chart in lines and words, for a picture of it: what uPlot draws, without its pixels. */
+function redraw(
+  c: CanvasLike,
+  u: uPlot,
+  series: readonly Series[],
+  { text3, border }: { text3: string; border: string },
+  isLog: boolean,
+): void {
+  const [left, top, width, height] = [u.bbox.left, u.bbox.top, u.bbox.width, u.bbox.height].map(
+    (v) => v / devicePixelRatio,
+  );
+  const x = (v: number) => left + u.valToPos(v, "x");
+  const y = (v: number) => top + u.valToPos(v, "y");
+  c.font = `12px ${FONT}`;
+  const { min, max } = u.scales.y;
+  const ticks = isLog ? [min ?? 0, max ?? 1] : linearTicks(min ?? 0, max ?? 1, height / 30);
+  for (const tick of ticks) {
+    c.fillStyle = border;
+    c.fillRect(left, y(tick), width, 1);
+    c.fillStyle = text3;
+    c.textAlign = "right";
+    c.textBaseline = "middle";
+    c.fillText(number(tick), left - 6, y(tick));
+  }
+  c.textAlign = "center";
+  c.textBaseline = "top";
+  for (const { step, label } of ticksOf(u, null)) c.fillText(label, x(step), top + height + 4);
+  for (const s of series) {
+    c.strokeStyle = s.colour;
+    c.lineWidth = 1.5;
+    c.setLineDash([...s.dash]);
+    c.beginPath();
+    let isOn = false;
+    for (let i = 0; i < s.x.length; i++) {
+      if (!Number.isFinite(s.y[i]) || (isLog && s.y[i] <= 0)) {
+        isOn = false;
+        continue;
+      }
+      if (isOn) c.lineTo(x(s.x[i]), y(s.y[i]));
+      else c.moveTo(x(s.x[i]), y(s.y[i]));
+      isOn = true;
+    }
+    c.stroke();
+  }
 }
 
 /** What is left free beside the plot: room for numbers, or up to where a shared axis begins. */
@@ -266,6 +318,7 @@ function options(
   hasAxis: boolean,
   { width, height, left, right }: { width: number; height: number; left: number; right: number },
   tokens: { text3: string; border: string },
+  clock: TimeAxis | null,
 ): uPlot.Options {
   const font = `12px ${FONT}`;
   const grid = { stroke: tokens.border, width: 1 };
@@ -295,7 +348,11 @@ function options(
         ticks,
         size: 18,
         gap: 2,
-        values: (_, v) => v.map((s) => (Number.isInteger(s) ? count(s) : "")),
+        splits: (u) => ticksOf(u, clock).map((t) => t.step),
+        values: (u, v) => {
+          const labels = new Map(ticksOf(u, clock).map((t) => [t.step, t.label]));
+          return v.map((s) => labels.get(s) ?? "");
+        },
       },
       {
         font,
@@ -343,6 +400,14 @@ function options(
         : [],
     ),
   };
+}
+
+/** Ticks of the time axis, as many as there is room for. */
+function ticksOf(u: uPlot, clock: TimeAxis | null): TimeTick[] {
+  const { min, max } = u.scales.x;
+  if (min === undefined || max === undefined || min === null || max === null) return [];
+  const room = Math.max(2, u.width / 110);
+  return timeTicks(clock, Math.ceil(min), Math.floor(max), room);
 }
 
 function padded(_: uPlot, low: number, high: number): [number, number] {

@@ -8,6 +8,7 @@ import type { Destination } from "../core/destinations";
 import { hasPanels } from "../core/url";
 import { Banners, Toast } from "./Banners";
 import { Boundary } from "./Boundary";
+import { ComparePage } from "./ComparePage";
 import { Deck } from "./Deck";
 import { DragGhost } from "./DragGhost";
 import { ExplorePage } from "./ExplorePage";
@@ -28,6 +29,7 @@ const VIEWS: Record<Destination, ComponentType> = {
   overview: OverviewPage,
   explore: ExplorePage,
   layers: LayersPage,
+  compare: ComparePage,
 };
 
 export function Page() {

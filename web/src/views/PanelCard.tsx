@@ -9,6 +9,7 @@ import { amount, kind as kindLabel, number, shape } from "../core/format";
 import { inkOn, parseHex } from "../core/lut";
 import { pinColour } from "../core/tokens";
 import { Boundary } from "./Boundary";
+import { ChartMenu } from "./ChartMenu";
 import { Button, Icon } from "./Controls";
 import { followDrag } from "./drag";
 import { columnsFor, windowOf } from "./heatquery";
@@ -291,6 +292,15 @@ function MetricLine({ run, module, name }: { run: string; module: string; name: 
               {number(valueAt(s, step))}
             </span>
           ))}
+        <ChartMenu
+          of={box}
+          name={`${module}-${name}`}
+          figure={{
+            name: "lines",
+            given: [name],
+            options: [["module", module === "." ? "" : module]],
+          }}
+        />
       </div>
       {error && !data && <p class="hint">{error.message}</p>}
       {domain && series.length > 0 ? (

@@ -1,11 +1,12 @@
 /** All runs of the folder: which are live, how far they are, how their loss went. */
 
 import { useSignal, useSignalEffect } from "@preact/signals";
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useMemo, useRef } from "preact/hooks";
 import { NONFINITE, type RunRow, type Spark as SparkData } from "../api.gen";
 import { put } from "../app/app";
 import { useApp, useCommand, useOnScreen, useQuery } from "../app/hooks";
 import { ago, bytes, count, number } from "../core/format";
+import { filterRuns, settingOf, sortRuns, varied } from "../core/runlist";
 import { Button } from "./Controls";
 import { Spark } from "./Spark";
 import { Failed, Loading } from "./States";
@@ -84,19 +85,54 @@ function RunTable({ rows, now }: { rows: readonly RunRow[]; now: number }) {
   const app = useApp();
   const chosen = app.state.value.runs;
   const at = useSignal(-1);
+  const filter = useSignal("");
+  const sort = useSignal<{ by: string; isDown: boolean }>({ by: "", isDown: true });
+  const settings = useMemo(() => varied(rows), [rows]);
+  const shown = useMemo(
+    () => sortRuns(filterRuns(rows, filter.value), sort.value.by, sort.value.isDown),
+    [rows, filter.value, sort.value],
+  );
   const open = (id: string) => app.set({ page: "overview", runs: [id], ...FRESH }, true);
   const toggle = (id: string) => {
     if (chosen.includes(id)) app.set({ runs: chosen.filter((r) => r !== id) });
     else if (chosen.length >= MOST_RUNS) app.say(`${MOST_RUNS} runs can be open at once.`);
     else app.set({ runs: [...chosen, id] });
   };
-  useCommand("rowDown", () => put(at, Math.min(rows.length - 1, at.value + 1)));
+  useCommand("rowDown", () => put(at, Math.min(shown.length - 1, at.value + 1)));
   useCommand("rowUp", () => put(at, Math.max(0, at.value - 1)));
-  useCommand("open", () => rows[at.value] && open(rows[at.value].id));
+  useCommand("open", () => shown[at.value] && open(shown[at.value].id));
+  const head = (by: string, title: string, isRight = false) => (
+    <th
+      key={by}
+      class={`sorted ${isRight ? "right" : ""}`}
+      aria-sort={
+        sort.value.by === by ? (sort.value.isDown ? "descending" : "ascending") : undefined
+      }
+    >
+      <button
+        type="button"
+        class="sorter"
+        onClick={() => {
+          sort.value = { by, isDown: sort.value.by === by ? !sort.value.isDown : by !== "name" };
+        }}
+      >
+        {title}
+        {sort.value.by === by && (sort.value.isDown ? " ↓" : " ↑")}
+      </button>
+    </th>
+  );
   return (
     <>
       <div class="runs-head">
         <h1>Runs</h1>
+        <input
+          type="search"
+          class="field"
+          placeholder="Filter: name, tag, lr=0.1"
+          aria-label="Filter runs"
+          value={filter.value}
+          onInput={(e) => put(filter, e.currentTarget.value)}
+        />
         {chosen.length > 1 && (
           <Button
             label="Open the chosen runs"
@@ -106,37 +142,50 @@ function RunTable({ rows, now }: { rows: readonly RunRow[]; now: number }) {
             Open {chosen.length} runs
           </Button>
         )}
+        {chosen.length > 1 && (
+          <Button
+            label="Compare the chosen runs"
+            onClick={() => app.set({ page: "compare" }, true)}
+          >
+            Compare
+          </Button>
+        )}
       </div>
-      <table class="run-table">
-        <thead>
-          <tr>
-            <th class="narrow">
-              <span class="visually-hidden">Choose</span>
-            </th>
-            <th>Name</th>
-            <th>State</th>
-            <th class="right">Last step</th>
-            <th>Loss</th>
-            <th>Last seen</th>
-            <th class="right">Records</th>
-            <th class="right">Size</th>
-            <th>Model</th>
-          </tr>
-        </thead>
-        <tbody>
-          {rows.map((row, i) => (
-            <Row
-              key={row.id}
-              row={row}
-              now={now}
-              isChosen={chosen.includes(row.id)}
-              isAt={i === at.value}
-              onOpen={() => open(row.id)}
-              onToggle={() => toggle(row.id)}
-            />
-          ))}
-        </tbody>
-      </table>
+      <div class="run-scroll">
+        <table class="run-table">
+          <thead>
+            <tr>
+              <th class="narrow">
+                <span class="visually-hidden">Choose</span>
+              </th>
+              {head("name", "Name")}
+              {head("status", "State")}
+              {head("last_step", "Last step", true)}
+              <th>Loss</th>
+              {head("last_seen_ms", "Last seen")}
+              {settings.map((name) => head(`setting:${name}`, name, true))}
+              {head("records", "Records", true)}
+              {head("size_bytes", "Size", true)}
+              {head("model", "Model")}
+            </tr>
+          </thead>
+          <tbody>
+            {shown.map((row, i) => (
+              <Row
+                key={row.id}
+                row={row}
+                now={now}
+                settings={settings}
+                isChosen={chosen.includes(row.id)}
+                isAt={i === at.value}
+                onOpen={() => open(row.id)}
+                onToggle={() => toggle(row.id)}
+              />
+            ))}
+          </tbody>
+        </table>
+      </div>
+      {shown.length === 0 && <p class="hint">No run matches “{filter.value}”.</p>}
     </>
   );
 }
@@ -159,13 +208,14 @@ const FRESH = {
 interface RowProps {
   row: RunRow;
   now: number;
+  settings: readonly string[];
   isChosen: boolean;
   isAt: boolean;
   onOpen: () => void;
   onToggle: () => void;
 }
 
-function Row({ row, now, isChosen, isAt, onOpen, onToggle }: RowProps) {
+function Row({ row, now, settings, isChosen, isAt, onOpen, onToggle }: RowProps) {
   return (
     <tr
       class={`${isAt ? "at" : ""} ${row.problem ? "broken" : ""}`}
@@ -197,6 +247,16 @@ function Row({ row, now, isChosen, isAt, onOpen, onToggle }: RowProps) {
             {row.name}
           </a>
         )}
+        {row.tags.map((tag) => (
+          <span key={tag} class="tag">
+            {tag}
+          </span>
+        ))}
+        {row.note && (
+          <p class="dim cut run-note" title={row.note}>
+            {row.note}
+          </p>
+        )}
         {row.problem && <p class="problem">{row.problem}</p>}
       </td>
       <td>
@@ -210,6 +270,11 @@ function Row({ row, now, isChosen, isAt, onOpen, onToggle }: RowProps) {
       <td title={row.last_seen_ms ? new Date(row.last_seen_ms).toLocaleString() : ""}>
         {ago(row.last_seen_ms, now)}
       </td>
+      {settings.map((name) => (
+        <td key={name} class="right number cut">
+          {settingOf(row, name) ?? ""}
+        </td>
+      ))}
       <td class="right number">
         {count(row.records)}
         {row.dropped > 0 && <span class="dropped"> · {count(row.dropped)} dropped</span>}

@@ -1,11 +1,15 @@
 /** The timeline: the loss (or any scalar) of all runs, always in view; the window and the cursor. */
 
 import { useSignal } from "@preact/signals";
-import { useEffect, useMemo } from "preact/hooks";
+import { useEffect, useMemo, useRef } from "preact/hooks";
 import type { Lines } from "../api.gen";
 import { useApp, useQuery } from "../app/hooks";
+import { clockAt, clockWords } from "../core/clock";
+import type { Cell } from "../core/csv";
 import { count, number } from "../core/format";
+import { inkOn, parseHex } from "../core/lut";
 import { DASHES, pinColour } from "../core/tokens";
+import { ChartMenu } from "./ChartMenu";
 import { Button, Select } from "./Controls";
 import { LineChart, type Series, valueAt } from "./LineChart";
 
@@ -34,9 +38,10 @@ export function Timeline() {
     else next.delete(run);
     found.value = next;
   };
+  const chart = useRef<HTMLElement>(null);
   const scalars = about?.scalars ?? [];
   return (
-    <section class="timeline" aria-label="Timeline">
+    <section class="timeline" aria-label="Timeline" ref={chart}>
       {name && runs.map((run) => <RunLines key={run} run={run} name={name} put={put} />)}
       <div class="timeline-head">
         {scalars.length > 0 ? (
@@ -61,6 +66,14 @@ export function Timeline() {
           </Button>
         )}
         <Readout series={series} />
+        {name && series.length > 0 && (
+          <ChartMenu
+            of={chart}
+            name={`${about?.name ?? "run"}-${name}`}
+            figure={{ name: "lines", given: [name], options: [["log", isLineLog || undefined]] }}
+            table={() => lineTable(series)}
+          />
+        )}
       </div>
       {domain && series.length > 0 ? (
         <LineChart
@@ -69,7 +82,7 @@ export function Timeline() {
           isLog={isLineLog && canBeLog}
           height={HEIGHT}
           label={`${name} over steps ${count(domain.from)} to ${count(domain.to - domain.cadence)}`}
-          flags={app.events.value}
+          flags={app.marks.value}
           frame={app.state.value.x ? app.domain.value : null}
           axis={app.axis.value}
           isWheelFree
@@ -93,12 +106,19 @@ export function Timeline() {
 function Readout({ series }: { series: readonly Series[] }) {
   const app = useApp();
   const step = app.hover.value ?? app.cursor.value;
+  const clock = app.clock.value;
   return (
     <dl class="readout">
       <div>
         <dt>step</dt>
         <dd data-cursor-step>{count(step)}</dd>
       </div>
+      {clock && step !== null && (
+        <div>
+          <dt class="cut">{clock.name}</dt>
+          <dd data-clock>{clockWords(clock, clockAt(clock, step))}</dd>
+        </div>
+      )}
       {series.slice(0, MOST_READ).map((s) => (
         <div key={s.label} data-line={s.label}>
           <dt class="cut" title={s.label}>
@@ -110,6 +130,14 @@ function Readout({ series }: { series: readonly Series[] }) {
       ))}
     </dl>
   );
+}
+
+/** The numbers of all lines, one after the other. */
+function lineTable(series: readonly Series[]): Cell[][] {
+  const rows = series.flatMap((s) =>
+    Array.from(s.x, (x, i): Cell[] => [s.label, x, s.y[i], s.low[i], s.high[i]]),
+  );
+  return [["line", "step", "mean", "lowest", "highest"], ...rows];
 }
 
 /** How a line is drawn: its colour and its dashes. */
@@ -124,6 +152,22 @@ function LineKey({ colour, dash }: { colour: string; dash: readonly number[] }) 
 /** One colour for each run, in the timeline and in the bar at the top. */
 export function runColour(place: number, isDark: boolean): string {
   return pinColour(String.fromCharCode(65 + (place % 8)), isDark);
+}
+
+/** `A` for the first run, `B` for the second. */
+export function letterOf(place: number): string {
+  return String.fromCharCode(65 + (place % 26));
+}
+
+/** The letter of a run in its colour. */
+export function RunKey({ place }: { place: number }) {
+  const app = useApp();
+  const colour = runColour(place, app.theme.value.isDark);
+  return (
+    <span class="run-key" style={{ background: colour, color: inkOn(parseHex(colour)) }}>
+      {letterOf(place)}
+    </span>
+  );
 }
 
 /** Fetches the lines of one run and keeps them up to date. Draws nothing. */

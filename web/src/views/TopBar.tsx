@@ -237,6 +237,19 @@ export function Toolbar() {
           onChange={(rank) => app.set({ rank: rank === "" ? null : Number(rank) })}
         />
       )}
+      {about && about.last_step !== null && (
+        <Select
+          label="Axis"
+          value={state.axis ?? ""}
+          options={[
+            { value: "", label: "step" },
+            { value: "time", label: "wall time" },
+            ...about.scalars.map((s) => ({ value: s.name, label: s.name, group: "Scalars" })),
+          ]}
+          onChange={(axis) => app.set({ axis: axis || null })}
+          title="What stands on the time axis"
+        />
+      )}
       {hasPanels(state) && <PanelAxis />}
       <span class="stretch" />
       <WindowChip />

@@ -19,6 +19,7 @@ import {
   type Size,
   sizeOf,
 } from "../core/variable";
+import { ChartMenu } from "./ChartMenu";
 import { Button } from "./Controls";
 import { paintPlane, prepare } from "./canvas";
 import { Ramp } from "./HeatLegend";
@@ -58,6 +59,9 @@ export function VariableView({ run, site }: { run: string; site: SiteRef }) {
       {error && !data && <p class="hint">{error.message}</p>}
       {data && (
         <div class={isLoading ? "stale" : ""}>
+          <div class="corner-top">
+            <ChartMenu of={box} name={site.name} figure={null} />
+          </div>
           <Head
             data={data}
             onItem={(n) => {

@@ -1,8 +1,10 @@
 /** Drawing on a canvas at the resolution of the screen. */
 
+import type { TimeTick } from "../core/clock";
 import type { PixelMap } from "../core/columns";
 import { drawPlane, type Palette, type Plane } from "../core/heat";
 import { cutMiddle } from "../core/pathcut";
+import { recorded } from "../core/recorded";
 import type { Tick } from "../core/scales";
 
 export const FONT = '"Sonde Inter", Inter, system-ui, -apple-system, "Segoe UI", sans-serif';
@@ -33,7 +35,7 @@ export function prepare(
   canvas.style.height = `${height}px`;
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   context.clearRect(0, 0, width, height);
-  return { context, width, height, ratio };
+  return { context: recorded(context), width, height, ratio };
 }
 
 /** Puts a plane of classes on the canvas at device pixels `left`, `top`. */
@@ -109,22 +111,20 @@ export function verticalTicks(
   }
 }
 
-/** Whole steps along a horizontal axis; `place` gives 0 to 1 for a step. */
+/** Ticks along a horizontal axis; `place` gives 0 to 1 for a step. */
 export function horizontalTicks(
   context: CanvasRenderingContext2D,
-  steps: readonly number[],
+  ticks: readonly TimeTick[],
   place: (step: number) => number,
   left: number,
   width: number,
   y: number,
-  text: (step: number) => string,
 ): void {
   context.textBaseline = "top";
   let end = -Infinity;
-  for (const step of steps) {
+  for (const { step, label: words } of ticks) {
     const at = place(step);
     if (at < 0 || at > 1) continue;
-    const words = text(step);
     const half = context.measureText(words).width / 2;
     const x = Math.max(left + half, Math.min(left + width - half, left + at * width));
     if (x - half < end + 8) continue;

@@ -2,6 +2,7 @@
 
 import type { HeatQuestion } from "../api.gen";
 import type { App } from "../app/app";
+import { type Figure, stepsOption } from "../core/python";
 
 /** Columns asked for: about two for each pixel, in few sizes, so that resizing does not ask anew. */
 export function columnsFor(width: number): number {
@@ -14,6 +15,36 @@ export function windowOf(x: { first: number; last: number | null } | null): {
   last?: number;
 } {
   return x ? { first: x.first, ...(x.last === null ? {} : { last: x.last }) } : {};
+}
+
+/** The call that draws the heatmap on screen. */
+export function heatFigure(app: App): Figure {
+  const state = app.state.value;
+  const about = app.about.value;
+  const kind = state.kind ?? about?.kind ?? null;
+  return {
+    name: "heatmap",
+    given: state.metric ? [] : [kind, state.stat ?? about?.stat ?? "rms"],
+    options: [
+      ["metric", state.metric ?? undefined],
+      ["under", state.under ?? undefined],
+      ...shownSteps(app),
+      ["combine", state.aggregate === "max_abs" ? undefined : state.aggregate],
+      ["normalize", state.norm === "none" ? undefined : state.norm],
+      ["group_repeats", state.areRowsFolded || undefined],
+      ["scale", state.colour === "auto" ? undefined : state.colour],
+    ],
+  };
+}
+
+/** Which steps, phase and rank are shown, as options of a figure. */
+export function shownSteps(app: App): NonNullable<Figure["options"]> {
+  const { x, phase, rank } = app.state.value;
+  return [
+    ["steps", stepsOption(x, app.lastStep.value)],
+    ["phase", phase ?? undefined],
+    ["rank", rank ?? undefined],
+  ];
 }
 
 export function heatQuestion(

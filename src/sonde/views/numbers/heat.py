@@ -3,47 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import takewhile
 from typing import Final
 
 import numpy as np
 
 from sonde.sketch import NumberFormat, needs_bins, statistic
-from sonde.views import ids
 from sonde.views.numbers import columns, pooling
+from sonde.views.numbers.heat_rows import CellRow, labels, site_row
 from sonde.views.numbers.notes import FROZEN, bounds, step_notes
 from sonde.views.numbers.pooling import Cells, Source
 from sonde.views.questions import HeatQuestion
-from sonde.views.runs.opened_run import (
-    MAX_LABEL,
-    MAX_PATH,
-    NotFoundError,
-    OpenedRun,
-    RunStructure,
-    SiteEntry,
-    shown,
-)
-from sonde.views.specs import EMPTY, NONFINITE, NUMBER, Aggregate, Heat, HeatRow, Norm, RowGroup
+from sonde.views.runs.opened_run import MAX_LABEL, NotFoundError, OpenedRun, RunStructure, shown
+from sonde.views.specs import EMPTY, NONFINITE, NUMBER, Aggregate, Heat, Norm
 
 _MAX_CELLS: Final = 1 << 23
 """Cells before rows are folded; more rows get fewer columns."""
 
+_MAX_BINNED: Final = 120_000
+"""Cells of a statistic that is read off bins: about two seconds of work."""
+
 _START: Final = 16
 """Columns whose median is what `norm=start` divides by."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A row before and after folding: which cells it is made of."""
-
-    path: str
-    slot: str
-    call: int
-    site: str | None
-    members: tuple[int, ...]
-    pattern: str = ""
-    """The path with a star in place of the numbers that are folded."""
 
 
 def answer(subject: OpenedRun, question: HeatQuestion) -> Heat:
@@ -71,13 +51,16 @@ def answer(subject: OpenedRun, question: HeatQuestion) -> Heat:
     chosen = source.selection(question.first, question.last)
     steps = pooling.recorded_steps(subject, source, chosen)
     limit = min(question.columns, max(_MAX_CELLS // max(len(rows), 1), 64))
+    if question.metric is None and needs_bins(question.stat):
+        limit = min(limit, max(_MAX_BINNED // max(len(rows), 1), 64))
     tag = repr((question.kind, question.stat, question.metric, question.under, question.fold))
     tag += repr((question.phase, question.rank, question.first, question.aggregate, question.norm))
     tag += repr((question.rows, len(rows)))
     # What is divided by lies at the beginning: a delta does not know it.
     after = question.after if question.norm == "none" else None
     grid = columns.grid(steps, limit, progress, (source.table,), after=after, tag=tag)
-    notes = step_notes(grid, question.aggregate, question.rank)
+    shown_of = shown(question.metric or kind or "", MAX_LABEL)
+    notes = step_notes(grid, question.aggregate, question.rank, question.phase, shown_of)
     if question.metric is None and needs_bins(question.stat):
         found, is_thinned = pooling.binned(subject, source, chosen, grid)
         if is_thinned:
@@ -103,7 +86,7 @@ def default_kind(structure: RunStructure) -> str:
 
 def _site_rows(
     subject: OpenedRun, structure: RunStructure, kind: str, under: str | None
-) -> list[_Row]:
+) -> list[CellRow]:
     entries = pooling.of_kind(structure.entries, kind)
     if not entries:
         raise NotFoundError("not_recorded", _how_to_record(kind))
@@ -111,14 +94,12 @@ def _site_rows(
         path = subject.path(under)
         entries = [e for e in entries if is_under(e.site.module, path)]
     ordered = sorted(entries, key=lambda e: structure.order[e.site.name])
-    return [_site_row(e, i) for i, e in enumerate(ordered)]
+    return [site_row(e.site, i) for i, e in enumerate(ordered)]
 
 
-def _site_row(e: SiteEntry, i: int) -> _Row:
-    return _Row(e.site.module, e.site.slot, e.site.call, ids.of_name(e.site.name), (i,))
-
-
-def _metric_rows(subject: OpenedRun, structure: RunStructure, question: HeatQuestion) -> list[_Row]:
+def _metric_rows(
+    subject: OpenedRun, structure: RunStructure, question: HeatQuestion
+) -> list[CellRow]:
     found = subject.ask("select distinct module from metrics where name = ?", [question.metric])[
         "module"
     ].to_pylist()
@@ -130,20 +111,20 @@ def _metric_rows(subject: OpenedRun, structure: RunStructure, question: HeatQues
         found = [module for module in found if is_under(module, path)]
     order = structure.tree.index
     ordered = sorted(found, key=lambda path: (order.get(path, len(order)), path))
-    return [_Row(path, "", 0, None, (i,)) for i, path in enumerate(ordered)]
+    return [CellRow(path, "", 0, None, (i,)) for i, path in enumerate(ordered)]
 
 
 def _fold(
-    rows: Sequence[_Row],
+    rows: Sequence[CellRow],
     found: Cells,
     structure: RunStructure,
     question: HeatQuestion,
     notes: list[str],
-) -> tuple[list[_Row], Cells]:
+) -> tuple[list[CellRow], Cells]:
     """Rows of repeated modules as one where that is asked for or needed; then neighbours."""
     kept = list(rows)
     if question.fold or len(kept) > question.rows:
-        merged: dict[tuple[tuple[str, str], str, int], list[_Row]] = {}
+        merged: dict[tuple[tuple[str, str], str, int], list[CellRow]] = {}
         for row in kept:
             paths = structure.tree.folded_path.get(row.path, (row.path, row.path))
             merged.setdefault((paths, row.slot, row.call), []).append(row)
@@ -161,10 +142,10 @@ def _fold(
     return kept, Cells(np.stack([v for v, _ in made]), np.stack([f for _, f in made]))
 
 
-def _together(path: str, pattern: str, rows: Sequence[_Row]) -> _Row:
+def _together(path: str, pattern: str, rows: Sequence[CellRow]) -> CellRow:
     members = tuple(m for row in rows for m in row.members)
     site = rows[0].site if len(rows) == 1 else None
-    return _Row(path, rows[0].slot, rows[0].call, site, members, pattern)
+    return CellRow(path, rows[0].slot, rows[0].call, site, members, pattern)
 
 
 def _normalised(found: Cells, norm: Norm, notes: list[str]) -> Cells:
@@ -192,7 +173,7 @@ def _normalised(found: Cells, norm: Norm, notes: list[str]) -> Cells:
 
 
 def _heat(
-    rows: Sequence[_Row],
+    rows: Sequence[CellRow],
     found: Cells,
     grid: columns.Grid,
     structure: RunStructure,
@@ -200,7 +181,7 @@ def _heat(
     kind: str | None,
     notes: Sequence[str],
 ) -> Heat:
-    groups, group_of = _groups(rows)
+    labelled, groups = labels(rows, structure)
     usable = found.values[found.flags != EMPTY]
     bad_rows = int((found.flags == NONFINITE).any(axis=1).sum())
     bad = f"{bad_rows:,} of {len(rows):,} rows contain NaN or Inf"
@@ -221,9 +202,7 @@ def _heat(
         aggregate=aggregate,
         norm=question.norm,
         columns=grid.columns(),
-        rows=tuple(
-            _heat_row(row, structure, group) for row, group in zip(rows, group_of, strict=True)
-        ),
+        rows=labelled,
         groups=groups,
         values=found.values,
         flags=found.flags,
@@ -231,56 +210,6 @@ def _heat(
         is_signed=is_signed,
         notes=tuple(said),
     )
-
-
-def _heat_row(row: _Row, structure: RunStructure, group: int) -> HeatRow:
-    last = ".".join((row.pattern or row.path).split(".")[-2:]) or ids.ROOT_LABEL
-    slot = f" {row.slot}" if row.slot and row.slot != "0" else ""
-    call = f" #{row.call}" if row.call else ""
-    count = len(row.members)
-    times = f" ×{count}" if count > 1 else ""
-    return HeatRow(
-        site=row.site,
-        module=ids.of_name(row.path),
-        node=structure.node_of(row.path, row.call),
-        label=shown(f"{last}{slot}{call}{times}", MAX_LABEL),
-        path=shown(row.path, MAX_PATH),
-        slot=shown(row.slot, MAX_LABEL),
-        call=row.call,
-        group=group,
-        count=count,
-    )
-
-
-def _groups(rows: Sequence[_Row]) -> tuple[tuple[RowGroup, ...], list[int]]:
-    """Neighbours that share the first parts of their paths, down to the first number. Without a
-    number a group is named by all that its paths have in common."""
-    keys = [_group_path(row.path) for row in rows]
-    starts = [i for i, key in enumerate(keys) if i == 0 or key != keys[i - 1]]
-    groups: list[RowGroup] = []
-    group_of: list[int] = []
-    for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
-        path = keys[start]
-        if not path.rpartition(".")[2].isdecimal():
-            path = _common(rows[start].path, rows[end - 1].path)
-        group_of += [len(groups)] * (end - start)
-        label = shown(path or ids.ROOT_LABEL, MAX_LABEL)
-        groups.append(RowGroup(label, shown(path, MAX_PATH), start, end - start))
-    return tuple(groups), group_of
-
-
-def _common(first: str, last: str) -> str:
-    """The parts that two paths begin with. Of paths in order it is what all between begin with."""
-    both = zip(first.split("."), last.split("."), strict=False)
-    return ".".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], both))
-
-
-def _group_path(path: str) -> str:
-    parts = path.split(".")
-    for i, part in enumerate(parts):
-        if part.isdecimal():
-            return ".".join(parts[: i + 1])
-    return ".".join(parts[:-1]) if len(parts) > 1 else path
 
 
 def is_under(path: str, above: str) -> bool:

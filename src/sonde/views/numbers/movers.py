@@ -35,8 +35,8 @@ def answer(subject: OpenedRun, question: MoversQuestion) -> Movers:
     if first is None:
         shown = (question.kind, question.stat, known.title, known.format)
         return Movers(*shown, None, None, (), 0, 0, ())
-    bad, bad_sites = _nonfinite(subject, chosen, question.limit)
-    moved = _moved(subject, chosen, question, first, last)
+    bad, bad_sites = nonfinite(subject, chosen, question.limit)
+    moved = changes(subject, chosen, question.stat, (first, last), question.limit)
     structure = subject.structure
     rows: list[Mover] = []
     for name in dict.fromkeys((*bad, *moved)):
@@ -74,9 +74,10 @@ def answer(subject: OpenedRun, question: MoversQuestion) -> Movers:
     )
 
 
-def _nonfinite(
+def nonfinite(
     subject: OpenedRun, chosen: Selection, limit: int
 ) -> tuple[dict[str, dict[str, Any]], int]:
+    """`first` and `steps` of sites that are not finite somewhere, and how many there are."""
     rows = subject.ask(
         f"""
         select name, min(step) as first, count(distinct step) as steps from records
@@ -91,9 +92,11 @@ def _nonfinite(
     return {row["name"]: row for row in rows[:limit]}, len(rows)
 
 
-def _moved(
-    subject: OpenedRun, chosen: Selection, question: MoversQuestion, first: int, last: int
+def changes(
+    subject: OpenedRun, chosen: Selection, stat: str, window: tuple[int, int], limit: int
 ) -> dict[str, dict[str, Any]]:
+    """`before`, `after` and `change` of sites, those first that changed most."""
+    first, last = window
     quarter = max((last - first) // _QUARTER, 0)
     rows = subject.ask(
         f"""
@@ -102,12 +105,12 @@ def _moved(
             select name,
                 median(v) filter (step <= {first + quarter}) as before,
                 median(v) filter (step >= {last - quarter}) as after
-            from (select name, step, abs("{question.stat}") as v from stats where {chosen.where}
+            from (select name, step, abs("{stat}") as v from stats where {chosen.where}
                 and (step <= {first + quarter} or step >= {last - quarter}))
             group by name
         )
         where before > 0 and after > 0 and isfinite(before) and isfinite(after)
-        order by abs(change) desc, greatest(before, after) desc, name limit {int(question.limit)}
+        order by abs(change) desc, greatest(before, after) desc, name limit {int(limit)}
         """,
         chosen.parameters,
     ).to_pylist()

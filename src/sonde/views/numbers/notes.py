@@ -48,15 +48,20 @@ def bounds(values: NDArray[np.floating]) -> Bounds:
     )
 
 
-def step_notes(grid: Grid, aggregate: str | None, rank: int | None) -> list[str]:
-    """How many steps are behind a drawing, and what became of those that share a column."""
+def step_notes(
+    grid: Grid, aggregate: str | None, rank: int | None, phase: str = "", kind: str = ""
+) -> list[str]:
+    """How many steps are behind a drawing, and what became of those that share a column.
+
+    With `phase` and `kind` the note says which steps it counts: a run may have more of them.
+    """
     notes = []
-    if len(grid.steps):
+    if len(grid.steps) and grid.from_step is None:
         first, last = int(grid.steps[0]), int(grid.steps[-1])
-        if grid.from_step is None and grid.recorded <= last - first:
-            notes.append(f"{grid.recorded:,} steps recorded, from {first:,} to {last:,}")
-        elif grid.from_step is None:
-            notes.append(f"{grid.recorded:,} {'step' if grid.recorded == 1 else 'steps'}")
+        counted = f"{grid.recorded:,} {phase} {'step' if grid.recorded == 1 else 'steps'}"
+        counted = " ".join(f"{counted} {f'with {kind}' if kind else ''}".split())
+        is_sparse = grid.recorded <= last - first
+        notes.append(f"{counted}, from {first:,} to {last:,}" if is_sparse else counted)
     if grid.stride > 1:
         how = f", {AGGREGATES.get(aggregate, aggregate)}" if aggregate else ""
         notes.append(f"each column = {grid.stride:,} steps{how}")

@@ -17,9 +17,11 @@ from sonde.store import attempts, locations
 from sonde.store.attempts import AttemptReader, AttemptRecord
 from sonde.views import ids
 from sonde.views.runs.opened_run import MAX_LABEL, shown
-from sonde.views.specs import RunRow, Runs, RunStatus
+from sonde.views.specs import Fact, RunRow, Runs, RunStatus
 
 _MAX_RUNS: Final = 1000
+_MAX_SETTINGS: Final = 60
+_APART: Final = frozenset({"tags", "note", "notes"})
 
 HOW_TO_RECORD: Final = """\
 import sonde
@@ -45,6 +47,9 @@ class ListedRun:
     created_ns: int
     model: str | None
     problem: str | None
+    settings: tuple[Fact, ...] = ()
+    tags: tuple[str, ...] = ()
+    note: str = ""
 
 
 class RunList:
@@ -140,6 +145,9 @@ class RunList:
                 size_bytes=0,
                 model=None,
                 problem=shown(problem, 300),
+                settings=(),
+                tags=(),
+                note="",
             )
 
     def _row(self, run: ListedRun) -> RunRow:
@@ -164,6 +172,9 @@ class RunList:
             size_bytes=sum(size for _, size in _listing(run.path)),
             model=run.model,
             problem=None if run.problem is None else shown(run.problem, 300),
+            settings=run.settings,
+            tags=run.tags,
+            note=run.note,
         )
 
 
@@ -175,6 +186,9 @@ def _read(path: str) -> ListedRun:
         modified = int(os.path.getmtime(path) * 1e9) if os.path.isdir(path) else 0
         return ListedRun(ids.of_run(name, None), path, name, None, modified, None, str(error))
     run_id, created = about.get("run_id"), about.get("created_ns")
+    config = about.get("config")
+    given = config.get("user") if isinstance(config, dict) else None
+    user: dict[str, Any] = given if isinstance(given, dict) else {}
     return ListedRun(
         id=ids.of_run(name, run_id if isinstance(run_id, str) else None),
         path=path,
@@ -183,6 +197,9 @@ def _read(path: str) -> ListedRun:
         created_ns=created if isinstance(created, int) and abs(created) < 1 << 62 else 0,
         model=_model(about),
         problem=None,
+        settings=tuple(_settings(user)),
+        tags=_tags(user.get("tags")),
+        note=shown(str(user.get("note") or user.get("notes") or ""), 500),
     )
 
 
@@ -191,6 +208,25 @@ def _model(about: dict[str, Any]) -> str | None:  # Any: a parsed document
     watch = config.get("watch") if isinstance(config, dict) else None
     model = watch.get("model") if isinstance(watch, dict) else None
     return shown(model, MAX_LABEL) if isinstance(model, str) else None
+
+
+def _settings(config: dict[str, Any], prefix: str = "") -> list[Fact]:
+    """What the user configured, nested names joined by dots."""
+    found: list[Fact] = []
+    for key, value in config.items():
+        if not prefix and key in _APART:
+            continue
+        if isinstance(value, dict):
+            found += _settings(value, f"{prefix}{key}.")
+        elif value is not None:
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            found.append(Fact(shown(f"{prefix}{key}", MAX_LABEL), shown(text, 120)))
+    return found[:_MAX_SETTINGS]
+
+
+def _tags(given: object) -> tuple[str, ...]:
+    several = given if isinstance(given, list) else [given] if isinstance(given, str) else []
+    return tuple(shown(str(tag), 60) for tag in several[:20])
 
 
 def _status(records: Sequence[AttemptRecord]) -> RunStatus:

@@ -18,6 +18,8 @@ from sonde.views.specs.numbers import FormatLoss as FormatLoss
 from sonde.views.specs.numbers import Heat as Heat
 from sonde.views.specs.numbers import HeatRow as HeatRow
 from sonde.views.specs.numbers import Kymograph as Kymograph
+from sonde.views.specs.numbers import LayerRow as LayerRow
+from sonde.views.specs.numbers import LayerTable as LayerTable
 from sonde.views.specs.numbers import Line as Line
 from sonde.views.specs.numbers import Lines as Lines
 from sonde.views.specs.numbers import Mover as Mover
@@ -26,6 +28,12 @@ from sonde.views.specs.numbers import Named as Named
 from sonde.views.specs.numbers import NodeTint as NodeTint
 from sonde.views.specs.numbers import RowGroup as RowGroup
 from sonde.views.specs.numbers import Tint as Tint
+from sonde.views.specs.pairs import ComparedRuns as ComparedRuns
+from sonde.views.specs.pairs import FarSite as FarSite
+from sonde.views.specs.pairs import FirstDifference as FirstDifference
+from sonde.views.specs.pairs import PairedHeat as PairedHeat
+from sonde.views.specs.pairs import PairedSection as PairedSection
+from sonde.views.specs.pairs import TwoValues as TwoValues
 from sonde.views.specs.parts import EMPTY as EMPTY
 from sonde.views.specs.parts import F32 as F32
 from sonde.views.specs.parts import F64 as F64
@@ -40,6 +48,7 @@ from sonde.views.specs.parts import Fact as Fact
 from sonde.views.specs.parts import Failure as Failure
 from sonde.views.specs.parts import Flow as Flow
 from sonde.views.specs.parts import Instance as Instance
+from sonde.views.specs.parts import Measure as Measure
 from sonde.views.specs.parts import NodeKind as NodeKind
 from sonde.views.specs.parts import Norm as Norm
 from sonde.views.specs.parts import NoticeLevel as NoticeLevel
@@ -51,6 +60,7 @@ from sonde.views.specs.parts import RunStatus as RunStatus
 from sonde.views.specs.parts import Scale as Scale
 from sonde.views.specs.parts import ScaleChoice as ScaleChoice
 from sonde.views.specs.parts import SiteRef as SiteRef
+from sonde.views.specs.parts import VerdictWord as VerdictWord
 from sonde.views.specs.runs import KindCount as KindCount
 from sonde.views.specs.runs import Notice as Notice
 from sonde.views.specs.runs import NumberName as NumberName
@@ -61,7 +71,9 @@ from sonde.views.specs.runs import Server as Server
 from sonde.views.specs.runs import Spark as Spark
 from sonde.views.specs.runs import State as State
 from sonde.views.specs.runs import StatisticName as StatisticName
+from sonde.views.specs.runs import StepNote as StepNote
 from sonde.views.specs.runs import StepRange as StepRange
+from sonde.views.specs.runs import TimeAxis as TimeAxis
 from sonde.views.specs.structure import Crumb as Crumb
 from sonde.views.specs.structure import GraphLevel as GraphLevel
 from sonde.views.specs.structure import Hit as Hit

@@ -262,6 +262,33 @@ class Tint:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerRow:
+    """A tensor in the table of layers. `change` is log2 of its rms, last over first quarter."""
+
+    site: SiteRef
+    node: str | None
+    rms: float | None
+    max_abs: float | None
+    change: float | None
+    zeros: float | None
+    first_nonfinite_step: int | None
+    underflow: float | None
+    overflow: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTable:
+    """All tensors of a kind at a step, in module order; shares of the non-zero values that would
+    be lost in the number format `format`."""
+
+    kind: str
+    step: int
+    format: str
+    rows: tuple[LayerRow, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Mover:
     """A site that moved. `change` is log2(after / before) of the statistic's magnitude.
 

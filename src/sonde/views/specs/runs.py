@@ -31,6 +31,7 @@ class Server:
 class RunRow:
     """A run in the list, as far as it can be told without opening a segment.
 
+    `settings` is what the user gave as `config=`, without `tags` and `note`, which stand apart.
     `stamp` changes whenever the run does. `last_step` is that of the last sign of life, which comes
     every few seconds.
     """
@@ -48,6 +49,9 @@ class RunRow:
     size_bytes: int
     model: str | None
     problem: str | None
+    settings: tuple[Fact, ...]
+    tags: tuple[str, ...]
+    note: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,24 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
+class StepNote:
+    """A text that the user put at a step: `watch.log(note="warmup ends")`."""
+
+    step: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimeAxis:
+    """Another time axis: what stood for each step, rising. `values` are the last of a scalar, or
+    for `time` the seconds since the first record."""
+
+    name: str
+    steps: F64
+    values: F64
+
+
+@dataclass(frozen=True, slots=True)
 class StepRange:
     """Recorded steps `first`, `first + every`, ... up to `last`."""
 
@@ -160,6 +182,7 @@ class RunHeader:
     graph_note: str
     facts: tuple[Fact, ...]
     notices: tuple[Notice, ...]
+    step_notes: tuple[StepNote, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Views of two runs side by side."""
