@@ -15,7 +15,7 @@ import signal
 from collections import deque
 from queue import Empty, SimpleQueue
 from types import CodeType, FrameType, FunctionType, MethodType
-from typing import Any, Final
+from typing import Final
 
 
 class Gate:
@@ -70,7 +70,7 @@ def is_from_handler(error: BaseException) -> bool:
     whatever code the signal has interrupted."""
     codes: set[CodeType | None] = set()
     for number in signal.valid_signals():
-        handler: Any = signal.getsignal(number)
+        handler: object = signal.getsignal(number)
         if callable(handler):
             is_function = isinstance(handler, FunctionType | MethodType)
             called = handler if is_function else handler.__call__

@@ -8,7 +8,7 @@ for batch in batches:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from sonde import watching
 from sonde._require import require
@@ -17,7 +17,10 @@ from sonde.watching import Watch
 __all__ = ["attach", "watch"]
 
 
-def watch(model: Any, optimizer: Any = None, **options: Any) -> Watch:
+T = TypeVar("T")
+
+
+def watch(model: object, optimizer: object = None, **options: Any) -> Watch:
     """Record what happens inside a JAX model while it trains, into a run directory.
 
     Args:
@@ -41,7 +44,7 @@ def watch(model: Any, optimizer: Any = None, **options: Any) -> Watch:
     return watching.watch(watched, optimizer, **options)
 
 
-def attach(x: Any, name: str) -> Any:
+def attach(x: T, name: str) -> T:
     """Give an array inside a model a name, under which its values and gradients are recorded.
 
     Returns the array. Use what it returns: the gradient is that of this value. Does nothing outside

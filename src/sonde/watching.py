@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 from weakref import ref
 
 from sonde import _endings
@@ -41,26 +41,26 @@ _CLOSE_TIMEOUT_S, _EXIT_TIMEOUT_S = 10.0, 4.0
 
 
 def watch(
-    model: Any,
-    optimizer: Any = None,
+    model: object,
+    optimizer: object = None,
     *,
     every: Every = 10,
     log: str | Iterable[str] = "default",
     dir: str | os.PathLike[str] = "runs",
     name: str | None = None,
-    include: Any = None,
-    exclude: Any = None,
+    include: object = None,
+    exclude: object = None,
     phases: Phases = ("train",),
     resume: bool = False,
     step: int | None = None,
-    config: dict[str, Any] | None = None,
+    config: dict[str, object] | None = None,
     sinks: Sequence[Sink | RecordSink | str] = (),
     max_calls: int = 16,
     strict: bool = False,
     rank: int | None = None,
     world_size: int | None = None,
     flush_s: float = 2.0,
-    reference: Any = None,
+    reference: object = None,
     overhead_budget: float | None = None,
     hyperparameters: bool = True,
     final_parameters: bool = True,
@@ -152,7 +152,7 @@ def watch(
         writer = new_writer(resume_from_step=place.step if resume else None)
         feeds = Feeds(named, WatchedRun(place.path, rank, config or {}), drain.tell)
         drain.start([feeds, writer, *session.sinks, *others])  # feeds first: they tell of losses
-        runs = [w.path.name for w in _OPEN if w.watches(model)]
+        runs = [w.path.name for w in _OPEN if w.watches(model) and w.path is not None]
         made = Watch(session, drain, writer, voice, every, budget, new_writer, feeds)
         session.tell_concerns(sorted(runs), is_guess=place.is_guess)
     except BaseException as error:
@@ -168,7 +168,7 @@ def watch(
     return made
 
 
-def unwatch(model: Any) -> None:
+def unwatch(model: object) -> None:
     """Close every watch of this model: no hook is left on it. A model nobody watches is fine."""
     for open_watch in list(_OPEN):
         if open_watch.watches(model):
@@ -270,7 +270,7 @@ class Watch(FunctionalWatch):
             assert self._session is not None
             self._session.renumber(value, self._refuse)
 
-    def record(self, name: str, tensor: Any) -> None:
+    def record(self, name: str, tensor: object) -> None:
         """Record a tensor that is no part of a forward, such as the loss of each token, as
         `./attach/name`, if the current step is recorded. Metrics of the kind `attach` see it too.
 
@@ -282,12 +282,12 @@ class Watch(FunctionalWatch):
 
     def log(
         self,
-        values: dict[str, Any] | None = None,
+        values: dict[str, object] | None = None,
         /,
         *,
         step: int | None = None,
         reduce: str = "last",
-        **more: Any,
+        **more: object,
     ) -> None:
         """Record numbers (or tensors of one number, which nothing waits for) for a step.
 
@@ -306,7 +306,7 @@ class Watch(FunctionalWatch):
                 raise  # as a strict watch wants it, or a handler of the user's
             self._refuse(f"Numbers were not logged: {type(error).__name__}: {error}")
 
-    def step(self, *trees: Any, **scalars: Any) -> None:
+    def step(self, *trees: object, **scalars: object) -> None:
         """End the step by hand, after logging the scalars. Only where no optimizer was given.
 
         In JAX, `trees` (parameters, optimizer state, gradients) are recorded first.
@@ -334,12 +334,12 @@ class Watch(FunctionalWatch):
 
     def add_metric(
         self,
-        name: str | Callable[..., Any],
-        fn: Callable[..., Any] | None = None,
+        name: str | Callable[..., object],
+        fn: Callable[..., object] | None = None,
         *,
         kind: str | tuple[str, ...] | None = None,
-        where: Any = None,
-        reduce: Any = None,
+        where: object = None,
+        reduce: object = None,
         every: Every | None = None,
         against: str | None = None,
     ) -> None:
@@ -373,7 +373,7 @@ class Watch(FunctionalWatch):
             against=against,
         )
 
-    def set_reference(self, model: Any, *, device: Any = None, run: bool = True) -> None:
+    def set_reference(self, model: object, *, device: object = None, run: bool = True) -> None:
         """Compare with another model of the same structure; `"init"` is a copy of this one as it is
         now; None is none any more.
 
@@ -392,7 +392,7 @@ class Watch(FunctionalWatch):
         *,
         stats: str | Sequence[str] | None = None,
         kinds: str | Iterable[str] | None = None,
-        include: Any = None,
+        include: object = None,
         prefix: str = "",
     ) -> dict[str, float]:
         """Metrics and scalars of a step that has ended, the last one by default, as a flat dict for
@@ -411,13 +411,13 @@ class Watch(FunctionalWatch):
             return {}
         return self._session.metrics(step, stats=stats, kinds=kinds, include=include, prefix=prefix)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """What a checkpoint needs for the run to go on: the next step. Empty when Sonde is off."""
         if self._session is None:
             return {}
         return {"step": self._session.step, "run": self.path.name if self.path else None}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, object]) -> None:
         """Go on at the step of a checkpoint. Records of this run from that step on are replaced."""
         if self._is_off() or not state:
             return
@@ -433,7 +433,7 @@ class Watch(FunctionalWatch):
             self._drain.replace(old, self._writer)
             _PARTS[self] = WatchParts(self._session, self._writer)
 
-    def watches(self, model: Any) -> bool:
+    def watches(self, model: object) -> bool:
         """Whether this is the watch of that model."""
         return self._session is not None and self._session.watches(model)
 

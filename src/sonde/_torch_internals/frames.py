@@ -8,13 +8,13 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from types import CodeType
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import torch
 
-from sonde._torch_internals.registry import uses
+from sonde._torch_internals.registry import Internal, uses
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 _COMPILER: Final = "torch._dynamo"
 NOT_RECORDED: Final = "nothing is recorded inside compiled code"
@@ -80,7 +80,7 @@ TRACES_HOOKS: Final = uses(
 """Whether the compiler can trace a hook on any tensor. One that cannot fails, and with it the
 training, on a tensor that is written to afterwards; or it stops compiling there."""
 
-_CONSTANTS: Final[list[Any]] = []
+_CONSTANTS: Final[list[Callable[..., object]]] = []
 
 
 def is_loaded() -> bool:
@@ -116,7 +116,7 @@ def _set(code: CodeType, itself: str, called: str) -> None:
         set_strategy(code, strategy(getattr(action, itself), getattr(action, called)))
 
 
-def never_trace(function: Any) -> None:
+def never_trace(function: Internal) -> None:
     """Call the function as it is where the compiler meets it; and all that it calls."""
     function._torchdynamo_disable = True
     stay_out_of(function.__code__)
@@ -134,7 +134,7 @@ def check_markers() -> None:
     """The compiler is loaded: see whether it knows the mark of `while_tracing`; mark again by what
     is public if it does not."""
     if _constant.is_there is None:
-        one: Any = torch.compiler.assume_constant_result(_nothing)
+        one: object = torch.compiler.assume_constant_result(_nothing)
         if not _constant.holds(lambda: hasattr(one, "_dynamo_marked_constant")):
             for function in _CONSTANTS:
                 torch.compiler.assume_constant_result(function)
@@ -193,7 +193,7 @@ def set_hook_guards(skipped: bool) -> bool | None:
         _guards.find()
     if not _guards.is_there:
         return None
-    config: Any = sys.modules[_COMPILER].config
+    config: Internal = sys.modules[_COMPILER].config
     before: bool = config.skip_nnmodule_hook_guards
     config.skip_nnmodule_hook_guards = skipped
     return before

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 from torch.fx import Graph
 
-from sonde._torch_internals.registry import uses
+from sonde._torch_internals.registry import Internal, uses
 
 _passes = uses(
     "graph_passes",
@@ -20,14 +19,14 @@ _passes = uses(
 )
 
 
-def is_generator(compiler: Any) -> bool:
+def is_generator(compiler: object) -> bool:
     """Whether a compiler function is the code generator that comes with torch."""
     return getattr(compiler, "_compiler_name", None) == "inductor"
 
 
 def passes(
     joint: Callable[[Graph], None], forward: Callable[[Graph], None], sign: str
-) -> AbstractContextManager[Any]:
+) -> AbstractContextManager[object]:
     """Inside this block, graphs go through these functions: forward and backward as one through
     `joint` (backward is generated later, out of reach), then forward through `forward`, when it is
     known what is kept for backward. A pass that a user has set is left in place.
@@ -46,12 +45,12 @@ def passes(
         for name, function in made.items()
         if getattr(config, name) is None
     }
-    patched: AbstractContextManager[Any] = config.patch(free)
+    patched: AbstractContextManager[object] = config.patch(free)
     return patched
 
 
-def _made(base: Any, function: Callable[[Graph], None], sign: str) -> Any:
-    class GraphPass(base):  # type: ignore[misc]  # Any: of the code generator
+def _made(base: Internal, function: Callable[[Graph], None], sign: str) -> object:
+    class GraphPass(base):  # type: ignore[misc]  # of the code generator
         def __call__(self, graph: Graph) -> None:
             function(graph)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from sonde._torch_internals.registry import uses
+from sonde._torch_internals.registry import Internal, uses
 
 # -- hooks -------------------------------------------------------------------------------------
 
@@ -37,7 +37,9 @@ _next_id = uses(
     fallback="numbers that torch does not reach",
 ).find()
 _OWN_IDS: Final = iter(range(1 << 40, 1 << 41))
-_HANDLES: Final[WeakKeyDictionary[nn.Module, dict[int, list[Any]]]] = WeakKeyDictionary()
+_HANDLES: Final[WeakKeyDictionary[nn.Module, dict[int, list[RemovableHandle]]]] = (
+    WeakKeyDictionary()
+)
 
 
 class ModuleHooks(NamedTuple):
@@ -91,8 +93,8 @@ def take_off(module: nn.Module, number: int, *, for_good: bool = False) -> None:
             known.clear()  # else it keeps its table, and with it memory around it
 
 
-def _registered(module: nn.Module, hooks: ModuleHooks) -> list[Any]:
-    made: list[Any] = []
+def _registered(module: nn.Module, hooks: ModuleHooks) -> list[RemovableHandle]:
+    made: list[RemovableHandle] = []
     if hooks.before is not None:
         made.append(module.register_forward_pre_hook(hooks.before, with_kwargs=True))
     always = hooks.before is not None
@@ -100,7 +102,7 @@ def _registered(module: nn.Module, hooks: ModuleHooks) -> list[Any]:
     return made
 
 
-def hooks_of(module: Any) -> list[Any]:
+def hooks_of(module: object) -> list[object]:
     """Return all hooks of a module; empty where this torch does not show them."""
     if not HAS_HOOK_DICTS:
         return []
@@ -108,17 +110,17 @@ def hooks_of(module: Any) -> list[Any]:
     return [hook for name in dicts for hook in getattr(module, name).values()]
 
 
-def forward_hooks(module: nn.Module) -> Mapping[int, Any]:
+def forward_hooks(module: nn.Module) -> Mapping[int, object]:
     """Return the forward hooks of a module by their number."""
     return module._forward_hooks if HAS_HOOK_DICTS else {}
 
 
-def forward_hook(module: nn.Module, number: int) -> Any:
+def forward_hook(module: nn.Module, number: int) -> Internal:
     """Return the forward hook of that number. The compiler traces this."""
     return module._forward_hooks[number]
 
 
-def hooks_key(owner: Mapping[str, Any]) -> int:
+def hooks_key(owner: Mapping[str, object]) -> int:
     """Return what a module (given as its `__dict__`) shares with replicas of it."""
     return id(owner.get("_forward_hooks"))
 
@@ -135,7 +137,7 @@ def _an_optimizer() -> Optimizer:
     return Optimizer([nn.Parameter(Tensor())], {})
 
 
-def optimizer_hooks(optimizer: Any) -> object:
+def optimizer_hooks(optimizer: object) -> object:
     """Return what stands for the hooks of an optimizer, None if it was not set up as torch's are.
     A wrapper that shows those of the optimizer in it has the same object."""
     name = "_optimizer_step_pre_hooks" if _optimizer else "param_groups"
@@ -196,7 +198,7 @@ def set_buffer(module: nn.Module, name: str, x: Tensor) -> None:
         setattr(module, name, x)
 
 
-def compiled_call(module: nn.Module) -> Any:
+def compiled_call(module: nn.Module) -> object:
     """Return what `module.compile()` has put in place of the module's call, None if nothing."""
     return getattr(module, "_compiled_call_impl", None) if _compiled else None
 
@@ -222,7 +224,7 @@ def is_replica(module: nn.Module) -> bool:
     return bool(_replica) and getattr(module, "_is_replica", False)
 
 
-def is_replica_of(owner: Mapping[str, Any]) -> bool:
+def is_replica_of(owner: Mapping[str, object]) -> bool:
     """Whether a module, given as its `__dict__`, is a copy that `DataParallel` has made."""
     return "_is_replica" in owner
 

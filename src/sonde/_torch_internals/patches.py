@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.nn.utils import clip_grad
 
 from sonde._torch_internals.registry import uses
@@ -60,13 +61,13 @@ class CudaGraphListener(Protocol):
     def begins(self) -> None:
         """A capture begins with the next launch."""
 
-    def ended(self, graph: Any) -> None:
+    def ended(self, graph: torch.cuda.CUDAGraph) -> None:
         """It is over, well or not."""
 
-    def replays(self, graph: Any) -> None:
+    def replays(self, graph: torch.cuda.CUDAGraph) -> None:
         """The graph is about to run."""
 
-    def replayed(self, graph: Any) -> None:
+    def replayed(self, graph: torch.cuda.CUDAGraph) -> None:
         """The graph is on its way."""
 
     def unhook(self, modules: Sequence[nn.Module]) -> Callable[[], None]:
@@ -76,10 +77,11 @@ class CudaGraphListener(Protocol):
         """One of the methods has raised; the training goes on."""
 
 
-_LISTENERS: Final[WeakSet[Any]] = WeakSet()
-_GRAPH_LISTENERS: Final[WeakSet[Any]] = WeakSet()
+_LISTENERS: Final[WeakSet[GradientListener]] = WeakSet()
+_GRAPH_LISTENERS: Final[WeakSet[CudaGraphListener]] = WeakSet()
 _LOCK: Final = threading.Lock()
-_Originals = dict[tuple[Any, str], Any]
+_Function = Callable[..., object]
+_Originals = dict[tuple[object, str], object]
 _ORIGINALS: Final[_Originals] = {}
 _GRAPH_ORIGINALS: Final[_Originals] = {}
 
@@ -117,13 +119,17 @@ def forget_graphs(listener: CudaGraphListener) -> None:
 
 
 def _install() -> None:
-    def clip(original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
+    def clip(
+        original: _Function, parameters: Tensor | Iterable[Tensor], *args: object, **kwargs: object
+    ) -> object:
         several = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         for listener in list(_LISTENERS):
             listener.about_to_clip(several)
         return original(several, *args, **kwargs)
 
-    def step(original: Any, self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def step(
+        original: _Function, self: GradScaler, optimizer: object, *args: object, **kwargs: object
+    ) -> object:
         for listener in list(_LISTENERS):
             listener.scaler_begins(optimizer, getattr(self, "_scale", None) if _scale else None)
         result = original(self, optimizer, *args, **kwargs)
@@ -139,7 +145,9 @@ def _install() -> None:
 
 
 def _install_graphs() -> None:
-    def begin(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    def begin(
+        original: _Function, self: torch.cuda.CUDAGraph, *args: object, **kwargs: object
+    ) -> object:
         _each(lambda g: g.begins())
         try:
             return original(self, *args, **kwargs)
@@ -147,19 +155,23 @@ def _install_graphs() -> None:
             _each(lambda g: g.ended(self))
             raise
 
-    def end(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    def end(
+        original: _Function, self: torch.cuda.CUDAGraph, *args: object, **kwargs: object
+    ) -> object:
         try:
             return original(self, *args, **kwargs)
         finally:
             _each(lambda g: g.ended(self))
 
-    def replay(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    def replay(
+        original: _Function, self: torch.cuda.CUDAGraph, *args: object, **kwargs: object
+    ) -> object:
         _each(lambda g: g.replays(self))
         result = original(self, *args, **kwargs)
         _each(lambda g: g.replayed(self))
         return result
 
-    def make(original: Any, callables: Any, *args: Any, **kwargs: Any) -> Any:
+    def make(original: _Function, callables: object, *args: object, **kwargs: object) -> object:
         several = callables if isinstance(callables, tuple) else (callables,)
         modules = [m for m in several if isinstance(m, nn.Module)]
         put_back: list[Callable[[], None]] = []
@@ -170,7 +182,7 @@ def _install_graphs() -> None:
             for put in put_back:
                 put()
 
-    graph: Any = torch.cuda.CUDAGraph
+    graph = torch.cuda.CUDAGraph
     _wrap(_GRAPH_ORIGINALS, graph, "capture_begin", begin)
     _wrap(_GRAPH_ORIGINALS, graph, "capture_end", end)
     _wrap(_GRAPH_ORIGINALS, graph, "replay", replay)
@@ -178,14 +190,14 @@ def _install_graphs() -> None:
     _wrap(_GRAPH_ORIGINALS, torch.cuda.graphs, "make_graphed_callables", make)
 
 
-def _wrap(originals: _Originals, owner: Any, name: str, around: Callable[..., Any]) -> None:
+def _wrap(originals: _Originals, owner: object, name: str, around: Callable[..., object]) -> None:
     if (owner, name) in originals:
         return
     original = getattr(owner, name)
     originals[owner, name] = original
 
     @functools.wraps(original)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: object, **kwargs: object) -> object:
         return around(original, *args, **kwargs)
 
     setattr(owner, name, wrapped)
@@ -197,7 +209,7 @@ def _restore(originals: _Originals) -> None:
     originals.clear()
 
 
-def _each(act: Callable[[Any], object]) -> None:
+def _each(act: Callable[[CudaGraphListener], object]) -> None:
     for listener in list(_GRAPH_LISTENERS):
         try:
             act(listener)

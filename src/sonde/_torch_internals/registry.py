@@ -11,6 +11,9 @@ from sonde._signals import pass_on
 
 ALL_VERSIONS: Final = ("2.11", "2.13", "2.15")
 
+Internal = Any
+"""Something of torch whose type torch does not promise to keep."""
+
 
 @dataclass
 class TorchName:
@@ -28,7 +31,7 @@ class TorchName:
     seen: tuple[str, ...] = ALL_VERSIONS
     is_there: bool | None = None
 
-    def find(self) -> list[Any] | None:
+    def find(self) -> list[Internal] | None:
         """Return what the symbols stand for, None if one is missing."""
         try:
             found = [_resolved(symbol) for symbol in self.symbols]
@@ -52,9 +55,16 @@ NAMES: Final[dict[str, TorchName]] = {}
 """All uses, by name. Complete once the modules of this package are loaded."""
 
 
-def uses(name: str, *symbols: str, purpose: str, fallback: str, **more: Any) -> TorchName:
+def uses(
+    name: str,
+    *symbols: str,
+    purpose: str,
+    fallback: str,
+    left_out: str = "",
+    seen: tuple[str, ...] = ALL_VERSIONS,
+) -> TorchName:
     """Declare a use."""
-    made = NAMES[name] = TorchName(name, symbols, purpose, fallback, **more)
+    made = NAMES[name] = TorchName(name, symbols, purpose, fallback, left_out, seen)
     return made
 
 
@@ -67,9 +77,9 @@ def missing() -> list[str]:
     ]
 
 
-def _resolved(symbol: str) -> Any:
+def _resolved(symbol: str) -> Internal:
     module, _, path = symbol.partition(":")
-    found: Any = importlib.import_module(module)
+    found: Internal = importlib.import_module(module)
     for part in path.split("."):
         found = getattr(found, part)
     return found

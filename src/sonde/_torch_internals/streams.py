@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -47,7 +47,7 @@ CAN_RECOVER: Final = _end_pool is not None
 """Whether a recording of a CUDA graph may fail without consequences."""
 
 
-def end_pool(device: int, pool: Any) -> None:
+def end_pool(device: int, pool: tuple[int, int]) -> None:
     """Stop allocating to the pool of a recording that failed."""
     if _end_pool:
         _end_pool[0](device, pool)

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import count
 from operator import attrgetter
 from types import CodeType, FrameType
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from sonde._python import frame_at
-from sonde._torch_internals.registry import uses
+from sonde._torch_internals.registry import Internal, uses
 
 
 class OutOfReachError(Exception):
@@ -243,7 +243,7 @@ is_wrapped: Final[Callable[[Tensor], bool]] = _transforms[1] if _transforms else
 """Whether a tensor is one that a transformation hands out."""
 unwrapped: Final[Callable[[Tensor], Tensor]] = _transforms[2] if _transforms else _out_of_reach
 """Return the tensor that a transformation has wrapped."""
-outside_transforms: Final[Callable[[], AbstractContextManager[Any]]] = (
+outside_transforms: Final[Callable[[], AbstractContextManager[object]]] = (
     _transforms[3] if _transforms else _checked
 )
 """Inside this block, operations belong to no transformation.
@@ -262,7 +262,7 @@ _jit = uses(
 ).find()
 
 
-_jit_is_tracing: Any = torch.jit.is_tracing  # type: ignore[attr-defined]  # not typed
+_jit_is_tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]  # not typed
 
 
 def is_jit_tracing() -> bool:
@@ -332,11 +332,11 @@ class _NoMode:
         """Do nothing: it was never entered."""
 
 
-DispatchMode: Any = _dispatch[0] if _dispatch else _NoMode
+DispatchMode: Internal = _dispatch[0] if _dispatch else _NoMode
 """The class of modes that see every operation inside their block: `TorchDispatchMode`."""
 
 
-class QuietDispatchMode(DispatchMode):  # type: ignore[misc]  # Any: torch's, if it is there
+class QuietDispatchMode(DispatchMode):  # type: ignore[misc]  # torch's, if it is there
     """A mode that does not load the compiler."""
 
     @classmethod
@@ -377,12 +377,12 @@ HAS_SCHEMAS: Final = uses(
 ).holds(lambda: hasattr(torch.ops.aten.add.Tensor, "_schema"))
 
 
-def schema_of(operator: Any) -> Any:
+def schema_of(operator: object) -> Internal:
     """Return the schema of an operator, None if it has none."""
     return getattr(operator, "_schema", None) if HAS_SCHEMAS else None
 
 
-def may_write(operator: Any) -> bool:
+def may_write(operator: object) -> bool:
     """Whether an operator of a graph may write to what it is given."""
     schema = schema_of(operator)
     return bool(schema.is_mutable) if schema is not None else not HAS_SCHEMAS

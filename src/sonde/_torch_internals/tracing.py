@@ -5,8 +5,8 @@ Loaded with capture, without loading the compiler: that is there when something 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 from weakref import ref
 
 import torch
@@ -15,9 +15,9 @@ from torch.fx import Graph, GraphModule, Node
 
 from sonde._torch_internals.frames import CAN_STAY_OUT, NOT_RECORDED
 from sonde._torch_internals.modules import HOOK_DICTS
-from sonde._torch_internals.registry import uses
+from sonde._torch_internals.registry import Internal, uses
 
-CompilerFunction = Callable[[GraphModule, Any], Callable[..., Any]]
+CompilerFunction = Callable[[GraphModule, Sequence[object]], Callable[..., object]]
 
 _context = uses(
     "tracing_context",
@@ -42,12 +42,12 @@ def is_ready() -> bool:
     return CAN_STAY_OUT and _context is not None and bool(_translator.is_there)
 
 
-def trace_context() -> Any:
+def trace_context() -> Internal:
     """Return what stands for the trace that is going on, None outside."""
     return None if _context is None else _context[0]()
 
 
-def _output() -> Any:
+def _output() -> Internal:
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     return InstructionTranslator.current_tx().output
@@ -56,25 +56,25 @@ def _output() -> Any:
 # -- variables ---------------------------------------------------------------------------------
 
 
-def traced(name: str) -> Any:
+def traced(name: str) -> Internal:
     """Return the compiler's record of a variable of the function that is being traced."""
     return _output().current_tx.symbolic_locals[name].realize()
 
 
-def set_traced(name: str, record: Any) -> None:
+def set_traced(name: str, record: Internal) -> None:
     """Set a variable of the function that is being traced."""
     _output().current_tx.symbolic_locals[name] = record
 
 
-def example(name: str) -> Any:
+def example(name: str) -> Internal:
     """Return what stands for the tensor of a variable that is being traced."""
     return traced(name).as_proxy().node.meta["example_value"]
 
 
-def outermost_module() -> tuple[nn.Module, Any] | None:
+def outermost_module() -> tuple[nn.Module, Internal] | None:
     """Return the module whose method is compiled, and the compiler's record of it; None if it is no
     method of a module."""
-    frame: Any = _output().root_tx
+    frame: Internal = _output().root_tx
     for name in ("self", *frame.f_code.co_varnames[:1]):
         found = frame.f_locals.get(name)
         if isinstance(found, nn.Module):
@@ -82,7 +82,7 @@ def outermost_module() -> tuple[nn.Module, Any] | None:
     return None
 
 
-def is_reached_from(root: nn.Module | None, tap: Any) -> bool:
+def is_reached_from(root: nn.Module | None, tap: Internal) -> bool:
     """Whether the module of a tap is reached from that root in the frame that is being traced.
 
     A frame that reaches its modules from the model (`model.blocks[3].up`) runs the same modules
@@ -99,7 +99,7 @@ def is_reached_from(root: nn.Module | None, tap: Any) -> bool:
     return False
 
 
-def _scope(output: Any) -> dict[str, Any]:
+def _scope(output: Internal) -> dict[str, object]:
     return {"G": output.root_tx.f_globals, "L": output.root_tx.f_locals}
 
 
@@ -126,7 +126,7 @@ class TracedOutput:
     """The code that is being made, held weakly."""
 
     def __init__(self) -> None:
-        self._output: ref[Any] = ref(_output())
+        self._output: ref[Internal] = ref(_output())
 
     @property
     def is_packaged(self) -> bool:
@@ -135,11 +135,11 @@ class TracedOutput:
 
     def wrap_compiler(self, wrap: Callable[[CompilerFunction], CompilerFunction]) -> None:
         """Replace the function that compiles the graph by what `wrap` makes of it."""
-        output: Any = self._output()
+        output: Internal = self._output()
         output.compiler_fn = wrap(output.compiler_fn)
 
 
-def hooked(source: Any) -> Any:
+def hooked(source: Internal) -> Internal:
     """Return the module through whose hooks the source leads, None if through none."""
     while source is not None:
         base = getattr(source, "base", None)

@@ -15,21 +15,31 @@ T = TypeVar("T")
 class ActiveCapture(Protocol):
     """A capture, as seen from inside of a model."""
 
-    def attach(self, x: Any, name: str) -> None:
-        """Take a named tensor. `Any`: of whichever framework."""
+    def attach(self, x: object, name: str) -> None:
+        """Take a named tensor, of whichever framework."""
 
 
 class NumberReceiver(Protocol):
-    """What takes numbers from inside of a model."""
+    """What takes numbers from inside of a model. `Any`: tensors of its framework."""
 
     def is_watching(self) -> bool:
         """Whether something that is logged now would be recorded."""
         ...
 
-    def log(self, name: str, value: Any, reduce: Any) -> None:
+    def log(self, name: str, value: object, reduce: Any) -> None:
         """Take a number or a tensor of numbers."""
 
-    def attention(self, query: Any, key: Any, value: Any, output: Any, **how: Any) -> None:
+    def attention(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        output: Any,
+        *,
+        mask: Any,
+        is_causal: bool,
+        scale: float | None,
+    ) -> None:
         """Take a call of attention."""
 
 
@@ -76,7 +86,7 @@ def is_watching() -> bool:
     return any(observer.is_watching() for observer in _OBSERVING)
 
 
-def log(name: str, value: Any, *, reduce: Any = "mean") -> None:
+def log(name: str, value: object, *, reduce: object = "mean") -> None:
     """Record a number, or the numbers of a tensor, from inside of a model: as a metric of the
     module that is being called.
 
@@ -93,12 +103,12 @@ def log(name: str, value: Any, *, reduce: Any = "mean") -> None:
 
 
 def attention(
-    query: Any,
-    key: Any,
-    value: Any = None,
+    query: object,
+    key: object,
+    value: object = None,
     *,
-    output: Any = None,
-    mask: Any = None,
+    output: object = None,
+    mask: object = None,
     is_causal: bool = False,
     scale: float | None = None,
 ) -> None:

@@ -36,19 +36,19 @@ from sonde.record import PARAMETER_KINDS, Kind, RecordSink, Site
 class ArraySession:
     """A watched model whose tensors are numpy arrays, or become one by `numpy.asarray`.
 
-    `Any`: the model and the optimizer are the framework's. With an optimizer, the backend calls
+    With an optimizer, the backend calls
     `end_step` when it has stepped; without, `watch.step()` does, by `end_by_hand`.
     """
 
     def __init__(
         self,
-        model: Any,
+        model: object,
         plan: Plan,
         schedule: Schedule,
         drain: Drain,
         *,
         step: int,
-        optimizer: Any = None,
+        optimizer: object = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -122,9 +122,9 @@ class ArraySession:
     def detach(self) -> None:
         """Take every hook off the model and its optimizer."""
 
-    def number(self, value: Any) -> float:
-        """A number of what a user logs. `Any`: whatever that is. Raises on what is none."""
-        array: NDArray[Any] = np.asarray(value)
+    def number(self, value: object) -> float:
+        """A number of what a user logs. Raises on what is none."""
+        array: NDArray[np.generic] = np.asarray(value)
         if array.size != 1:
             raise ValueError(f"it must be one number, got an array of shape {array.shape}.")
         return float(array.reshape(()))
@@ -155,8 +155,8 @@ class ArraySession:
     def spent_s(self) -> float:
         return self._spent_ns / 1e9
 
-    def costs(self, wall_s: float, budget: Budget | None) -> dict[str, Any]:
-        overhead: dict[str, Any] = {
+    def costs(self, wall_s: float, budget: Budget | None) -> dict[str, object]:
+        overhead: dict[str, object] = {
             "hooks_s": self.spent_s,
             "wall_s": wall_s,
             "share": self.spent_s / max(wall_s, 1e-9),
@@ -218,7 +218,7 @@ class ArraySession:
 
     def log(
         self,
-        values: Mapping[str, Any],
+        values: Mapping[str, object],
         *,
         step: int | None,
         reduce: str,
@@ -239,18 +239,18 @@ class ArraySession:
 
     def add_metric(
         self,
-        name: str | Callable[..., Any],
-        fn: Callable[..., Any] | None,
+        name: str | Callable[..., object],
+        fn: Callable[..., object] | None,
         *,
         kind: str | tuple[str, ...] | None,
-        where: Any,
-        reduce: Any,
+        where: object,
+        reduce: object,
         every: Every | None,
         against: str | None,
     ) -> None:
         raise SondeError(_UNSUPPORTED.format("Metrics", type(self.model).__name__))
 
-    def set_reference(self, model: Any, *, device: Any = None, run: bool = True) -> None:
+    def set_reference(self, model: object, *, device: object = None, run: bool = True) -> None:
         raise SondeError(_UNSUPPORTED.format("References", type(self.model).__name__))
 
     @contextmanager

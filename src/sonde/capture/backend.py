@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from sonde._errors import SondeError
 from sonde.capture.budget import Budget
@@ -65,7 +65,6 @@ class Session(Protocol):
     """A model being watched, from `watch` to `close`. `Watch` passes on what users ask of it.
 
     Hands what it measures to the drain: `Part` and `End` for sketches, `Numbers` for numbers.
-    `Any` stands for tensors, models and devices of whichever framework.
     """
 
     @property
@@ -113,7 +112,7 @@ class Session(Protocol):
         """Seconds that recording has cost so far."""
         ...
 
-    def costs(self, wall_s: float, budget: Budget | None) -> dict[str, Any]:
+    def costs(self, wall_s: float, budget: Budget | None) -> dict[str, object]:
         """What recording has cost in that time, for `run.info`."""
         ...
 
@@ -137,11 +136,11 @@ class Session(Protocol):
     def end_by_hand(self) -> None:
         """End the step: `watch.step()`."""
 
-    def record(self, name: object, x: Any, refuse: Refuse) -> None:
+    def record(self, name: object, x: object, refuse: Refuse) -> None:
         """Sketch a tensor that belongs to no module, in the current step."""
 
     def log(
-        self, values: Mapping[str, Any], *, step: int | None, reduce: str, refuse: Refuse
+        self, values: Mapping[str, object], *, step: int | None, reduce: str, refuse: Refuse
     ) -> None:
         """Record numbers of a step, without waiting for a device."""
 
@@ -159,18 +158,18 @@ class Session(Protocol):
 
     def add_metric(
         self,
-        name: str | Callable[..., Any],
-        fn: Callable[..., Any] | None,
+        name: str | Callable[..., object],
+        fn: Callable[..., object] | None,
         *,
         kind: str | tuple[str, ...] | None,
-        where: Any,
-        reduce: Any,
+        where: object,
+        reduce: object,
         every: Every | None,
         against: str | None,
     ) -> None:
         """Record `fn(tensor)` at every recorded step."""
 
-    def set_reference(self, model: Any, *, device: Any = None, run: bool = True) -> None:
+    def set_reference(self, model: object, *, device: object = None, run: bool = True) -> None:
         """Compare with this model from now on."""
 
     def paused(self) -> AbstractContextManager[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol, TypeVar, runtime_checkable
+from typing import Final, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from sonde._errors import SondeError
 from sonde.capture.backend import Refuse, Session
@@ -11,26 +11,28 @@ from sonde.capture.backend import Refuse, Session
 _TREES: Final = 3
 """Parameters, state, gradients."""
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @runtime_checkable
 class FunctionalSession(Protocol):
     """What a session has beyond `Session` where training is a function."""
 
-    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(self, function: F) -> F:
         """The function as a training step, every call of which ends a step."""
         ...
 
-    def intercept(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def intercept(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What the function returns; the call is recorded if the current step is."""
         ...
 
-    def recorded_optimizer(self, tx: Any) -> Any:
+    def recorded_optimizer(self, tx: T) -> T:
         """The optimizer with what it takes and returns recorded."""
         ...
 
-    def end_with(self, params: Any, state: Any, grads: Any, refuse: Refuse) -> None:
+    def end_with(self, params: object, state: object, grads: object, refuse: Refuse) -> None:
         """Record these trees and end the step."""
 
 
@@ -44,9 +46,9 @@ class FunctionalWatch:
         that are due. Every call ends a step. Steps that are not recorded call `function` itself.
         """
         session = self._functional("wrap")
-        return function if session is None else session.wrap(function)  # type: ignore[return-value]  # takes and returns the same
+        return function if session is None else session.wrap(function)
 
-    def intercept(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def intercept(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`function(*args, **kwargs)`, recorded if the current step is. `watch.step` ends the
         step."""
         session = self._functional("intercept")
@@ -54,7 +56,7 @@ class FunctionalWatch:
             return function(*args, **kwargs)
         return session.intercept(function, *args, **kwargs)
 
-    def optimizer(self, tx: Any) -> Any:
+    def optimizer(self, tx: T) -> T:
         """The optax optimizer `tx` with its gradients, updates and state recorded. It computes what
         `tx` does, and has the same state."""
         session = self._functional("optimizer")
@@ -74,8 +76,8 @@ class FunctionalWatch:
 
 def end_step(
     session: Session,
-    trees: tuple[Any, ...],
-    scalars: Mapping[str, Any],
+    trees: tuple[object, ...],
+    scalars: Mapping[str, object],
     log: Callable[..., None],
     warn: Callable[[str], None],
     refuse: Refuse,

@@ -8,7 +8,9 @@ generators and identities, so that a compiler can trace it.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Final
+from typing import Final, TypeVar
+
+T = TypeVar("T")
 
 MAX_DEPTH: Final = 8
 """Nesting that is followed; a container that holds itself ends here."""
@@ -16,20 +18,17 @@ MAX_DEPTH: Final = 8
 _PLAIN: Final = (bool, int, float, complex, str, bytes)
 
 
-def leaves(value: Any, leaf: type, limit: int) -> list[tuple[str, Any]]:
-    """Each tensor in `value` with its path; at most `limit`. A tensor by itself has the path `0`.
-
-    `Any`: whatever a model returns.
-    """
+def leaves(value: object, leaf: type[T], limit: int) -> list[tuple[str, T]]:
+    """Each tensor in `value` with its path, at most `limit`. A tensor alone has the path `0`."""
     if isinstance(value, leaf):
         return [("0", value)]
-    found: list[tuple[str, Any]] = []
+    found: list[tuple[str, T]] = []
     _collect(value, leaf, "", found, limit, MAX_DEPTH)
     return found
 
 
 def _collect(
-    value: Any, leaf: type, path: str, found: list[tuple[str, Any]], limit: int, depth: int
+    value: object, leaf: type[T], path: str, found: list[tuple[str, T]], limit: int, depth: int
 ) -> None:
     for key, item in _items(value):
         if len(found) >= limit:
@@ -41,7 +40,7 @@ def _collect(
             _collect(item, leaf, inner, found, limit, depth - 1)
 
 
-def _items(value: Any) -> list[tuple[Any, Any]]:
+def _items(value: object) -> list[tuple[object, object]]:
     # First, and by type: `dataclasses.is_dataclass(None)` breaks graphs of torch 2.11 and earlier.
     if value is None or isinstance(value, _PLAIN):
         return []

@@ -32,7 +32,7 @@ Python. A `Seen` has no row any more once that is in another window than when it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import ref
 
 from sonde._built import refuse_stale
@@ -99,7 +99,7 @@ if not TYPE_CHECKING and not AVAILABLE:
 
         __slots__ = ("_row", "_window", "grad", "ref", "version")
 
-        def __init__(self, x: Any, version: int) -> None:
+        def __init__(self, x: object, version: int) -> None:
             self.ref = ref(x)
             self.version = version
             self.row = None
@@ -121,12 +121,12 @@ if not TYPE_CHECKING and not AVAILABLE:
 
         __slots__ = ("owner", "returned", "spots")
 
-        def __init__(self, owner: Any, spot: Any, returned: bool = False) -> None:
+        def __init__(self, owner: object, spot: object, returned: bool = False) -> None:
             self.owner = owner
             self.spots = [spot]
             self.returned = returned
 
-        def __call__(self, grad: Any) -> None:
+        def __call__(self, grad: object) -> None:
             # There is none for an output of compiled code that nobody used.
             if grad is not None and not self.owner.asleep:
                 self.owner.gradient(self.spots, grad, self.returned)

@@ -27,7 +27,7 @@ PRESETS: Final[dict[str, frozenset[Kind]]] = {
 
 _OF_CALLS: Final[tuple[Kind, ...]] = ("input", "output", "input_grad", "output_grad")
 
-Every = int | Callable[[int], bool] | Sequence[Any]
+Every = int | Callable[[int], bool] | Sequence[object]
 Schedule = Callable[[int], bool]
 Selector = Callable[[str, Any], bool]
 """Whether a path and the module there are meant. `Any`: a module of whichever framework."""
@@ -88,7 +88,7 @@ def plan_of(
     strict: bool,
     hyperparameters: bool,
     final_parameters: bool,
-) -> tuple[Plan, Every, dict[str, Any]]:
+) -> tuple[Plan, Every, dict[str, object]]:
     """A plan from the arguments of `sonde.watch`, the schedule of training, and both in words."""
     recorded_phases, every = phases_of(phases, every)
     if max_calls < 1:
@@ -105,7 +105,7 @@ def plan_of(
         final_parameters=final_parameters,
         exclude_kinds=excluded_kinds,
     )
-    described = {
+    described: dict[str, object] = {
         "every": every if isinstance(every, int) else repr(every),
         "kinds": sorted(plan.kinds),
         "include": None if include is None else repr(include),

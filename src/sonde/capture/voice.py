@@ -12,7 +12,7 @@ import os
 import sys
 import warnings
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 from sonde._errors import SondeWarning
 from sonde._python import frame_at
@@ -60,9 +60,9 @@ def say(text: str, place: Place | None = None) -> None:
 
 def users_place() -> Place:
     """The line of the user's code that led here: frames of Sonde and of torch are skipped."""
-    torch: Any = sys.modules.get("torch")
+    torch = sys.modules.get("torch")
     skipped = [_OWN, contextlib.__file__]
-    if torch is not None:
+    if torch is not None and torch.__file__ is not None:
         skipped.append(os.path.dirname(torch.__file__) + os.sep)
     prefixes = tuple(skipped)
     frame: FrameType | None = frame_at(1)

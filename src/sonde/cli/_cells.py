@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,7 +12,7 @@ from sonde.cli import _text
 _FORMULA: Final = r"^[=+\-@\t\r]"
 
 
-def for_csv(table: Any) -> Any:  # pa.Table
+def for_csv(table: pa.Table) -> pa.Table:
     """Text that a spreadsheet would take for a formula gets a quote in front."""
     columns = {}
     for name in table.schema.names:
@@ -25,7 +25,7 @@ def for_csv(table: Any) -> Any:  # pa.Table
     return pa.table(columns)
 
 
-def for_terminal(table: Any) -> Any:  # pa.Table
+def for_terminal(table: pa.Table) -> pa.Table:
     """The table without characters that could steer a terminal."""
     columns = {}
     for name in table.schema.names:
@@ -37,7 +37,7 @@ def for_terminal(table: Any) -> Any:  # pa.Table
     return pa.table(columns)
 
 
-def without_lists(column: Any) -> Any:  # pa.ChunkedArray
+def without_lists(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """The column, lists written as text: `[4, 8]`."""
     if not pa.types.is_list(column.type):
         return column

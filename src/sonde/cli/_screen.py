@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
 
 from rich import box
 from rich.console import Group
@@ -13,14 +14,24 @@ from rich.table import Table
 from rich.text import Text
 
 from sonde.cli import _status, _text
+from sonde.cli._summary import (
+    KindSummary,
+    NonFiniteSites,
+    RunSummary,
+    ScalarSummary,
+    SiteSummary,
+)
 from sonde.cli._text import clean, number, plural
+
+if TYPE_CHECKING:
+    from sonde.store.reading.info import RunInfo
 
 _SITES_SHOWN: Final = 24
 _SCALARS_SHOWN: Final = 12
 _NOTES_SHOWN: Final = 6
 
 
-def draw(summary: dict[str, Any], *, shown_as: str, all_sites: bool) -> None:
+def draw(summary: RunSummary, *, shown_as: str, all_sites: bool) -> None:
     """Print everything that there is to say, the most urgent first."""
     console = _text.console()
     info = summary["info"]
@@ -39,7 +50,7 @@ def draw(summary: dict[str, Any], *, shown_as: str, all_sites: bool) -> None:
             console.print(Padding(body, (0, 0, 1, 2), expand=False))
 
 
-def _title(info: dict[str, Any]) -> Text:
+def _title(info: RunInfo) -> Text:
     title = Text.assemble(("sonde  ", "bold cyan"), (clean(info["name"]), "bold"), "  ")
     title.append_text(_status.styled(info["status"]))
     if info["reason"] and info["reason"] != "finished":
@@ -47,7 +58,7 @@ def _title(info: dict[str, Any]) -> Text:
     return title
 
 
-def _facts(info: dict[str, Any]) -> Group:
+def _facts(info: RunInfo) -> Group:
     steps = info["steps"]
     seen = (
         f"steps {steps['first']:,} to {steps['last']:,}, {steps['recorded']:,} recorded"
@@ -69,13 +80,13 @@ def _facts(info: dict[str, Any]) -> Group:
     return Group(grid)
 
 
-def _started(info: dict[str, Any]) -> str:
+def _started(info: RunInfo) -> str:
     parts = [str(info["created"] or "at an unknown time").replace("T", " ").replace("Z", " UTC")]
     host = info["host"].get("hostname")
     if host:
         parts.append(f"on {host}")
     if (info["world_size"] or 1) > 1:
-        parts.append(plural(info["world_size"], "rank"))
+        parts.append(plural(info["world_size"] or 1, "rank"))
     attempts = {(a["rank"], a["attempt"]) for a in info["attempts"]}
     resumed = len(attempts) - len({rank for rank, _ in attempts})
     if resumed > 0:
@@ -87,7 +98,7 @@ def _started(info: dict[str, Any]) -> str:
     return " · ".join(parts)
 
 
-def _settings(config: dict[str, Any]) -> list[tuple[str, str]]:
+def _settings(config: Mapping[str, object]) -> list[tuple[str, str]]:
     """What was watched, and what the user said about the training."""
     watch, user = config.get("watch"), config.get("user")
     if not isinstance(watch, dict):
@@ -100,7 +111,7 @@ def _settings(config: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _cost(overhead: Any) -> str:  # Any: whatever the watch said
+def _cost(overhead: object) -> str:
     if isinstance(overhead, int | float):
         return f"{overhead:.3f} × the step without Sonde"
     if not isinstance(overhead, dict):
@@ -121,7 +132,7 @@ def _cost(overhead: Any) -> str:  # Any: whatever the watch said
     return ", ".join(f"{k} {_short(v)}" for k, v in overhead.items())
 
 
-def _non_finite(found: dict[str, Any], info: dict[str, Any]) -> Group | Text | None:
+def _non_finite(found: NonFiniteSites, info: RunInfo) -> Group | Text | None:
     if not found["sites"]:
         return Text("none", style="green") if info["records"] else None
     table = _table("first at step", ">", "site", "<", "NaN", ">", "Inf", ">", "steps affected", ">")
@@ -138,7 +149,7 @@ def _non_finite(found: dict[str, Any], info: dict[str, Any]) -> Group | Text | N
     return Group(table, *tail)
 
 
-def _scalars(scalars: list[dict[str, Any]]) -> Group | None:
+def _scalars(scalars: list[ScalarSummary]) -> Group | None:
     if not scalars:
         return None
     table = _table("name", "<", "", "<", "first", ">", "last", ">", "lowest", ">", "at step", ">")
@@ -160,12 +171,12 @@ def _scalars(scalars: list[dict[str, Any]]) -> Group | None:
     return Group(table, *tail)
 
 
-def _kinds_heading(kinds: list[dict[str, Any]]) -> str:
+def _kinds_heading(kinds: list[KindSummary]) -> str:
     step = max((k["step"] for k in kinds if k["step"] is not None), default=None)
     return "kinds of sites" if step is None else f"kinds of sites at step {step:,}"
 
 
-def _kinds(kinds: list[dict[str, Any]]) -> Table | None:
+def _kinds(kinds: list[KindSummary]) -> Table | None:
     if not kinds:
         return None
     table = _table(
@@ -188,7 +199,7 @@ def _kinds(kinds: list[dict[str, Any]]) -> Table | None:
     return table
 
 
-def _sites(sites: list[dict[str, Any]], *, all_sites: bool) -> Group | Text | None:
+def _sites(sites: list[SiteSummary], *, all_sites: bool) -> Group | Text | None:
     if not sites:
         return None
     if len(sites) > _SITES_SHOWN and not all_sites:
@@ -217,7 +228,7 @@ def _sites(sites: list[dict[str, Any]], *, all_sites: bool) -> Group | Text | No
     return Group(table)
 
 
-def _losses(info: dict[str, Any]) -> Group | None:
+def _losses(info: RunInfo) -> Group | None:
     lines: list[Text] = []
     lines += [
         Text(f"{plural(n, 'record')} dropped ({clean(cause)})", style="yellow")
@@ -242,7 +253,7 @@ def _more(lines: list[Text], n: int, what: str) -> None:
         lines.append(Text(f"and {plural(n, f'more {what}')}", style="dim"))
 
 
-def _next(shown_as: str, summary: dict[str, Any]) -> Group:
+def _next(shown_as: str, summary: RunSummary) -> Group:
     run = clean(shown_as)
     kind = "param_grad" if any(k["kind"] == "param_grad" for k in summary["kinds"]) else "output"
     question = f"select step, name, rms from stats where kind = '{kind}' order by rms desc limit 10"
@@ -290,7 +301,7 @@ def _percent(share: float | None) -> str:
     return "0" if share == 0 else f"{100 * share:.1f} %"
 
 
-def _short(value: Any, limit: int = 60) -> str:  # Any: a value of the configuration
+def _short(value: object, limit: int = 60) -> str:
     if isinstance(value, list) and all(isinstance(v, str) for v in value):
         value = " ".join(value)
     text = f"{value:.4g}" if isinstance(value, float) else str(value)

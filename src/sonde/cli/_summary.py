@@ -3,18 +3,101 @@
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, TypedDict
 
 from sonde.record import KINDS
 
 if TYPE_CHECKING:
     from sonde.store import Run
+    from sonde.store.reading.info import RunInfo
 
 _NON_FINITE_SHOWN: Final = 10
 _POINTS: Final = 200
 
 
-def summarise(run: Run) -> dict[str, Any]:
+class NonFiniteSite(TypedDict):
+    """A site that had a NaN or an infinity, and when it first had one."""
+
+    name: str
+    first_step: int
+    nans: int
+    infs: int
+    steps: int
+
+
+class NonFiniteSites(TypedDict):
+    """How many sites ever had a NaN or an infinity, and those that had one first."""
+
+    sites: int
+    first: list[NonFiniteSite]
+
+
+class ScalarSummary(TypedDict):
+    """A scalar over all its steps."""
+
+    name: str
+    phase: str
+    n: int
+    first_step: int
+    last_step: int
+    first: float | None
+    last: float | None
+    min: float | None
+    min_step: int | None
+    max: float | None
+    line: list[float]
+
+
+class SiteSummary(TypedDict):
+    """A site with its statistics at its last step. From `step` on, all are None if it has none."""
+
+    name: str
+    module: str
+    kind: str
+    call: int
+    slot: str
+    dtype: str
+    shape: list[int] | None
+    module_type: str
+    step: int
+    phase: str
+    mean: float
+    std: float
+    rms: float
+    max_abs: float
+    sparsity: float
+    nans: int
+    infs: int
+
+
+class KindSummary(TypedDict):
+    """All sites of one kind together."""
+
+    kind: str
+    sites: int
+    step: int | None
+    rms: list[float | None]
+    rms_median: float | None
+    rms_min: float | None
+    rms_min_site: str | None
+    rms_max: float | None
+    rms_max_site: str | None
+    max_abs: float | None
+    sparsity: float | None
+    non_finite: int
+
+
+class RunSummary(TypedDict):
+    """What `sonde show` prints."""
+
+    info: RunInfo
+    non_finite: NonFiniteSites
+    scalars: list[ScalarSummary]
+    kinds: list[KindSummary]
+    sites: list[SiteSummary]
+
+
+def summarise(run: Run) -> RunSummary:
     """`info`, `non_finite`, `scalars`, `kinds` and `sites`; everything ready for JSON."""
     sites = _sites(run)
     return {
@@ -26,7 +109,7 @@ def summarise(run: Run) -> dict[str, Any]:
     }
 
 
-def _non_finite(run: Run) -> dict[str, Any]:
+def _non_finite(run: Run) -> NonFiniteSites:
     """How many sites ever had a NaN or an infinity, and those that had one first.
 
     Of the same step, the site that comes first in the model comes first: that is where to look.
@@ -45,7 +128,7 @@ def _non_finite(run: Run) -> dict[str, Any]:
     return {"sites": len(found), "first": found[:_NON_FINITE_SHOWN]}
 
 
-def _scalars(run: Run) -> list[dict[str, Any]]:
+def _scalars(run: Run) -> list[ScalarSummary]:
     """Each scalar: first, last, smallest, largest, and a thinned line of it."""
     rows = run.sql(
         """
@@ -58,7 +141,7 @@ def _scalars(run: Run) -> list[dict[str, Any]]:
         """,
         frame="arrow",
     )
-    found: list[dict[str, Any]] = rows.to_pylist()
+    found: list[ScalarSummary] = rows.to_pylist()
     for scalar in found:
         scalar["line"] = _line(run, scalar["name"], scalar["phase"])
     return found
@@ -77,7 +160,7 @@ def _line(run: Run, name: str, phase: str) -> list[float]:
     return [float("nan") if v is None else v for v in values]
 
 
-def _sites(run: Run) -> list[dict[str, Any]]:
+def _sites(run: Run) -> list[SiteSummary]:
     """Every site with key statistics at its last step, in the order of the model."""
     rows = run.sql(
         """
@@ -92,20 +175,20 @@ def _sites(run: Run) -> list[dict[str, Any]]:
         frame="arrow",
     )
     order = run.catalogue().order
-    found: list[dict[str, Any]] = rows.to_pylist()
+    found: list[SiteSummary] = rows.to_pylist()
     return sorted(found, key=lambda site: (_kind_place(site["kind"]), order.get(site["name"], 0)))
 
 
-def _kinds(sites: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _kinds(sites: list[SiteSummary]) -> list[KindSummary]:
     """Sites of each kind together: how many, how large, and where the extremes are."""
-    by_kind: dict[str, list[dict[str, Any]]] = {}
+    by_kind: dict[str, list[SiteSummary]] = {}
     for site in sites:
         by_kind.setdefault(site["kind"], []).append(site)
     return [_kind(kind, group) for kind, group in by_kind.items()]
 
 
-def _kind(kind: str, group: list[dict[str, Any]]) -> dict[str, Any]:
-    seen = [site for site in group if site["rms"] is not None]
+def _kind(kind: str, group: list[SiteSummary]) -> KindSummary:
+    seen = [site for site in group if site["step"] is not None]
     rms = [site["rms"] for site in seen]
     smallest = min(seen, key=lambda site: site["rms"], default=None)
     largest = max(seen, key=lambda site: site["rms"], default=None)

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 
@@ -39,7 +39,7 @@ def _escaped(found: re.Match[str]) -> str:
     return found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1]
 
 
-def to_json(value: Any) -> Any:  # Any: whatever a query returns
+def to_json(value: object) -> object:
     """The value in types that JSON has."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None

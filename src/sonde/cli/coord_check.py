@@ -76,7 +76,7 @@ def _widths(text: str) -> list[int]:
 
 
 def _function(text: str) -> Callable[..., Any]:
-    """The function that `FILE.py:FUNCTION` or `package.module:FUNCTION` names."""
+    """The function that `FILE.py:FUNCTION` or `package.module:FUNCTION` names. `Any`: unchecked."""
     from sonde._errors import SondeError
 
     where, _, name = text.rpartition(":")

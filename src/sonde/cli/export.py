@@ -6,9 +6,11 @@ import argparse
 import os
 from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from sonde.store import Run
 
 HELP = "write a table of a run to a Parquet, CSV or HDF5 file"
@@ -94,7 +96,7 @@ def _export(found: Run, table: str, target: str) -> int:
     return rows
 
 
-def _batches(found: Run, table: str) -> Iterator[Any]:  # pa.Table
+def _batches(found: Run, table: str) -> Iterator[pa.Table]:
     """The table a range of steps at a time, so that a large run fits in memory. At least one."""
     if table in {"sites", "events"}:
         yield found.sql(f"select * from {table}")

@@ -5,9 +5,27 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from sonde.store.locations import FoundRun
 
 HELP = "list the runs in a folder"
+
+
+class ListedRow(TypedDict):
+    """A run as `sonde ls` lists it."""
+
+    name: str
+    path: str
+    status: str
+    created_s: float
+    step: int | None
+    records: int
+    dropped: int
+    ranks: int
+    size_bytes: int
+    problem: str | None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if any(row["problem"] for row in rows) else 0
 
 
-def _row_or_problem(found: Any) -> dict[str, Any]:  # locations.FoundRun
+def _row_or_problem(found: FoundRun) -> ListedRow:
     """A run that is wrong in a way that nothing foresees is listed too, and hides no other."""
     try:
         return _row(found)
@@ -51,15 +69,15 @@ def _row_or_problem(found: Any) -> dict[str, Any]:  # locations.FoundRun
         }
 
 
-def _row(found: Any) -> dict[str, Any]:  # locations.FoundRun
+def _row(found: FoundRun) -> ListedRow:
     """What can be told without opening a segment; of a run that crashed, what can be read."""
     from sonde.store import attempts
 
     records, problems = attempts.AttemptReader(found.path).read()
     latest = [record.latest for record in records.values()]
-    steps = [doc["step"] for doc in latest if isinstance(doc.get("step"), int)]
-    written = [doc["written"] for doc in latest if isinstance(doc.get("written"), int)]
-    dropped = [doc["dropped"] for doc in latest if isinstance(doc.get("dropped"), dict)]
+    steps = [n for doc in latest if isinstance(n := doc.get("step"), int)]
+    written = [n for doc in latest if isinstance(n := doc.get("written"), int)]
+    dropped = [d for doc in latest if isinstance(d := doc.get("dropped"), dict)]
     status = attempts.run_status(records) if records else "unknown"
     step, n_records = max(steps, default=None), sum(written)
     if status == "crashed":  # its last heartbeat knows nothing of what came after
@@ -103,7 +121,7 @@ def _size(path: str) -> int:
     return total
 
 
-def _print(rows: list[dict[str, Any]], folder: str) -> None:
+def _print(rows: list[ListedRow], folder: str) -> None:
     from rich import box
     from rich.table import Table
 

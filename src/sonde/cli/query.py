@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 HELP = "ask a run in SQL: views stats, bins, scalars, metrics, sites, events"
 _SHOWN = 50
@@ -34,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _damage.mention(found)
 
 
-def _write_csv(table: Any) -> None:  # pa.Table
+def _write_csv(table: pa.Table) -> None:
     from pyarrow import csv
 
     from sonde.cli import _cells
@@ -44,7 +47,7 @@ def _write_csv(table: Any) -> None:  # pa.Table
     csv.write_csv(_cells.for_csv(shown), sys.stdout.buffer)
 
 
-def _print(table: Any, limit: int) -> None:  # pa.Table
+def _print(table: pa.Table, limit: int) -> None:
     from rich import box
     from rich.table import Table
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.text import Text
 
     from sonde.store import Run
@@ -72,7 +73,7 @@ def _heading(method: AnnotatedMethod) -> str:
     return f"{_text.clean(method.name)}{when}"
 
 
-def _print_line(console: Any, number: int, text: str, assigned: list[AssignedValue]) -> None:
+def _print_line(console: Console, number: int, text: str, assigned: list[AssignedValue]) -> None:
     from sonde.cli import _text
 
     shown = _text.clean(text.replace("\t", "    ")).rstrip()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sonde._errors import SondeError
 from sonde.record import Site
+from sonde.store.reading.catalogue import SiteRow
 from sonde.store.reading.run import Run
 
 
@@ -45,6 +45,10 @@ class _Described:
     shape: tuple[int, ...]
 
 
+_Likeness = tuple[str, str, int, str, tuple[int, ...]]
+"""Kind, slot, call, type of the module and shape."""
+
+
 def match(a: Run, b: Run, names: Mapping[str, str] | None = None) -> SiteMatch:
     """Match by `names` (paths of modules in `a` to those in `b`), then by path, then by kind, type,
     shape and order."""
@@ -71,7 +75,7 @@ def match(a: Run, b: Run, names: Mapping[str, str] | None = None) -> SiteMatch:
 
 
 def _described(run: Run) -> list[_Described]:
-    rows: list[dict[str, Any]] = run.sql("select * from sites", frame="arrow").to_pylist()
+    rows: list[SiteRow] = run.sql("select * from sites", frame="arrow").to_pylist()
     found: dict[Site, _Described] = {}
     for row in rows:
         site = Site(str(row["module"]), row["kind"], int(row["call"] or 0), str(row["slot"]))
@@ -112,8 +116,8 @@ def _by_likeness(left: Sequence[_Described], right: Sequence[_Described]) -> dic
     }
 
 
-def _grouped(sites: Iterable[_Described]) -> dict[Any, list[_Described]]:
-    found = defaultdict(list)
+def _grouped(sites: Iterable[_Described]) -> dict[_Likeness, list[_Described]]:
+    found: dict[_Likeness, list[_Described]] = defaultdict(list)
     for one in sites:
         site = one.site
         found[site.kind, site.slot, site.call, one.module_type, one.shape].append(one)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, Final
+from typing import Final, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ from sonde.comparison.distance import Distances, between
 from sonde.comparison.divergence import Divergence, Verdict
 from sonde.comparison.matching import SiteMatch, match
 from sonde.comparison.records import PairedRecords, paired, step_lists, windows
+from sonde.record import Kind
 from sonde.store.reading.frames import Frame, default_kind, to_frame
 from sonde.store.reading.run import Run, open_run
 
@@ -56,6 +57,19 @@ def compare(
     return Comparison(
         first, second, found, steps, phase, max_steps, None if twin is None else _opened(twin)
     )
+
+
+class SiteDistance(TypedDict):
+    """How far apart a site of two runs is at a step: a row of `Comparison.distances`."""
+
+    step: int
+    site: str
+    other: str
+    kind: Kind
+    w1: float | None
+    shift: float
+    zeros: float
+    nonfinite: float
 
 
 @dataclass(frozen=True)
@@ -123,17 +137,17 @@ class Comparison:
         )
         return to_frame(table, default_kind() if frame is None else frame)  # type: ignore[arg-type]
 
-    def farthest(self, n: int = _ROWS) -> list[dict[str, Any]]:
+    def farthest(self, n: int = _ROWS) -> list[SiteDistance]:
         """The sites that are farthest apart, each at its worst step."""
-        rows = self.distances(frame="arrow").to_pylist()
-        worst: dict[str, dict[str, Any]] = {}
+        rows: list[SiteDistance] = self.distances(frame="arrow").to_pylist()
+        worst: dict[str, SiteDistance] = {}
         for row in rows:
             before = worst.get(row["site"])
             if before is None or _size(row) > _size(before):
                 worst[row["site"]] = row
         return sorted(worst.values(), key=_size, reverse=True)[:n]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """All of it as plain values, for JSON."""
         first = self.first
         return {
@@ -256,13 +270,13 @@ def _common_steps(a: Run, b: Run, phase: str) -> tuple[int, ...]:
     return tuple(step for step in first if step in there)
 
 
-def _config(run: Run) -> Mapping[str, Any]:
+def _config(run: Run) -> Mapping[str, object]:
     """What the user gave as `config=`, else what is known of the watch."""
     config = run.info.get("config") or {}
     return config["user"] if isinstance(config.get("user"), Mapping) else config
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
+def _flat(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     found: dict[str, object] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
@@ -272,12 +286,12 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
     return found
 
 
-def _size(row: Mapping[str, Any]) -> float:
+def _size(row: SiteDistance) -> float:
     w1 = row["w1"]
     return math.inf if row["nonfinite"] else 0.0 if w1 is None or math.isnan(w1) else w1
 
 
-def _row(row: Mapping[str, Any]) -> str:
+def _row(row: SiteDistance) -> str:
     if row["nonfinite"]:
         what = f"{row['nonfinite']:+.1%} not finite"
     elif row["w1"] is None or math.isnan(row["w1"]):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sonde._errors import SondeError
 from sonde._require import require
 from sonde.coordinates.model import TERMS, Coordinates
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _TITLES: Final = {
     "effective": r"own update  $(W_t - W_0)\,x_t$",
@@ -41,7 +44,7 @@ def plot(checks: Coordinates | Mapping[str, Coordinates], path: str | os.PathLik
         raise SondeError(f"Cannot write `{os.fspath(path)}`: {error}.") from error
 
 
-def _draw(axis: Any, check: Coordinates, term: str) -> None:  # matplotlib.axes.Axes
+def _draw(axis: Axes, check: Coordinates, term: str) -> None:
     modules = list(dict.fromkeys(line.module for line in check.lines))
     for line in check.lines:
         if line.term == term and all(v > 0 for v in line.values):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 
@@ -59,7 +59,7 @@ class Coordinates:
         known = ", ".join(sorted({line.module for line in self.lines}))
         raise KeyError(f"no term `{term}` of `{module}`; there are modules {known}")
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """All of it as plain data."""
         return {
             "widths": list(self.widths),

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +80,7 @@ class ForeignRun:
 
     tracker: str
     name: str
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, object] = field(default_factory=dict)
     numbers: dict[int, dict[str, float]] = field(default_factory=dict)
     histograms: dict[int, dict[str, Buckets]] = field(default_factory=dict)
     skipped: set[str] = field(default_factory=set)

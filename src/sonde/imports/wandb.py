@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,7 +55,7 @@ def _take(run: ForeignRun, number: int, value: bytes, axes: dict[str, str]) -> N
         _take_row(run, _items(value, 1), axes)
 
 
-def _take_row(run: ForeignRun, row: dict[str, Any], axes: dict[str, str]) -> None:
+def _take_row(run: ForeignRun, row: Mapping[str, Any], axes: dict[str, str]) -> None:
     flat = dict(_flat(row))
     own = flat.get("_step", 0)
     for key, value in flat.items():
@@ -73,7 +73,7 @@ def _axis(key: str, axes: dict[str, str]) -> str:
     return axes[key]
 
 
-def _buckets(value: dict[str, Any]) -> Buckets | None:
+def _buckets(value: Mapping[str, Any]) -> Buckets | None:
     if value.get("_type") != "histogram":
         return None
     packed = value.get("packedBins")
@@ -83,7 +83,7 @@ def _buckets(value: dict[str, Any]) -> Buckets | None:
     return Buckets(np.array(edges, np.float64), np.array(value.get("values", ()), np.float64))
 
 
-def _flat(row: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(row: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
     """Nested dicts with a dot between their keys, as W&B shows them."""
     for key, value in row.items():
         if isinstance(value, dict) and "_type" not in value:
@@ -92,9 +92,9 @@ def _flat(row: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
             yield above + key, value
 
 
-def _items(data: bytes, number: int) -> dict[str, Any]:
+def _items(data: bytes, number: int) -> dict[str, object]:
     """Keys and values of a history, a summary or a config."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for item in messages(data, number):
         nested = [text(key) for key in messages(item, 2)] or [text(first(item, 1))]
         at = found
@@ -105,7 +105,7 @@ def _items(data: bytes, number: int) -> dict[str, Any]:
     return found
 
 
-def _json(given: str) -> Any:
+def _json(given: str) -> object:
     try:
         return json.loads(given)
     except ValueError:

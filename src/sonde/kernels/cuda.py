@@ -21,7 +21,7 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, 
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from sonde.kernels import c
 from sonde.kernels.layout import WORDS
@@ -83,13 +83,13 @@ _PORTABLE: Final = 1
 _PACKERS: Final = 256
 """Threads that pack a row."""
 
-_CALLED: Final[dict[str, list[Any]]] = {
+_CALLED: Final[dict[str, list[type]]] = {
     "cuEventRecord": [c_void_p, c_void_p],
     "cuMemsetD8Async": [c_uint64, ctypes.c_ubyte, c_size_t, c_void_p],
 }
 """Functions of the driver that are called besides `cuLaunchKernel`, with what they take."""
 
-_MEMORY: Final[dict[str, list[Any]]] = {
+_MEMORY: Final[dict[str, list[type]]] = {
     "cuMemAlloc_v2": [c_void_p, c_size_t],
     "cuMemFree_v2": [c_uint64],
     "cuMemHostAlloc": [c_void_p, c_size_t, c_uint],
@@ -105,11 +105,11 @@ class Unavailable(Exception):  # noqa: N818  # a reason to use another kernel, n
 class _Several(ctypes.Structure):
     """What `several` takes, as it is in the source."""
 
-    x: Any
-    first: Any
-    n: Any
-    row: Any
-    format: Any
+    x: ctypes.Array[c_uint64]
+    first: ctypes.Array[c_uint64]
+    n: ctypes.Array[c_uint64]
+    row: ctypes.Array[c_uint64]
+    format: ctypes.Array[c_int]
     _fields_ = (
         ("x", c_uint64 * SEVERAL),
         ("first", c_uint64 * (SEVERAL + 1)),
@@ -123,7 +123,7 @@ class Kernel:
     """The compiled kernel on one device. Arguments are addresses; nothing here waits."""
 
     def __init__(
-        self, driver: Any, image: bytes, capability: tuple[int, int], multiprocessors: int
+        self, driver: ctypes.CDLL, image: bytes, capability: tuple[int, int], multiprocessors: int
     ) -> None:
         self._driver = driver
         self._entry: int = ctypes.cast(driver.cuLaunchKernel, c_void_p).value or 0
@@ -308,7 +308,7 @@ class RawMemory:
     """Memory that belongs to no allocator of a framework: given back to the system when freed, at
     the latest with this object. Freeing may wait for the device."""
 
-    def __init__(self, driver: Any, n_bytes: int, *, on_host: bool) -> None:
+    def __init__(self, driver: ctypes.CDLL, n_bytes: int, *, on_host: bool) -> None:
         self._driver = driver
         self._on_host = on_host
         self.nbytes = n_bytes
@@ -375,7 +375,7 @@ def image(capability: tuple[int, int]) -> bytes:
     return compiled
 
 
-def _compile(library: Any, source: bytes, capability: tuple[int, int]) -> bytes:
+def _compile(library: ctypes.CDLL, source: bytes, capability: tuple[int, int]) -> bytes:
     program = c_void_p()
     made = library.nvrtcCreateProgram(byref(program), source, b"sketch.cu", 0, None, None)
     if made:
@@ -397,7 +397,7 @@ def _compile(library: Any, source: bytes, capability: tuple[int, int]) -> bytes:
     return compiled.raw
 
 
-def _log(library: Any, program: c_void_p) -> str:
+def _log(library: ctypes.CDLL, program: c_void_p) -> str:
     size = c_size_t()
     library.nvrtcGetProgramLogSize(program, byref(size))
     text = ctypes.create_string_buffer(size.value)
@@ -405,7 +405,7 @@ def _log(library: Any, program: c_void_p) -> str:
     return text.value.decode(errors="replace")[:2000]
 
 
-def _nvrtc() -> Any:
+def _nvrtc() -> ctypes.CDLL:
     """NVRTC, wherever it lies: loaded already, beside torch, or where the system looks."""
     for name in _nvrtc_places():
         try:
@@ -453,7 +453,7 @@ def _keep(path: Path, compiled: bytes) -> None:
         return
 
 
-def _check(library: Any, result: int, doing: str) -> None:
+def _check(library: ctypes.CDLL, result: int, doing: str) -> None:
     if result:
         text = c_char_p()
         library.cuGetErrorString(result, byref(text))

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import jax
 import jax.numpy as jnp
@@ -55,8 +56,8 @@ def kernel_for(platform: str) -> Kernel:
     return "xla"
 
 
-def check(x: Any) -> None:
-    """Raise `Unreadable` if there is no way to sketch an array like that. `Any`: a traced one."""
+def check(x: Array) -> None:
+    """Raise `Unreadable` if there is no way to sketch an array like that, traced or not."""
     dtype = x.dtype
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         raise Unreadable(f"dtype {dtype}: it has no numbers")
@@ -64,11 +65,10 @@ def check(x: Any) -> None:
         raise Unreadable("dtype float0: it has no values")
 
 
-def sketch(*arrays: Any, kernel: Kernel, parts: int = 1) -> Array:
+def sketch(*arrays: Array, kernel: Kernel, parts: int = 1) -> Array:
     """Rows of the sketches of arrays, (n, ROW) words. Every array must pass `check`.
 
     With `parts`, each array has that many rows, one for each part of its first dimension.
-    `Any`: JAX arrays, traced or not.
     """
     if not arrays:
         return jnp.zeros((0, ROW), jnp.uint32)
@@ -82,8 +82,8 @@ def sketch(*arrays: Any, kernel: Kernel, parts: int = 1) -> Array:
     return rows
 
 
-def table_of(rows: Any) -> Table:
-    """Rows on the host as a table; a view where they already lie there. `Any`: a JAX array.
+def table_of(rows: Array) -> Table:
+    """Rows on the host as a table; a view where they already lie there.
 
     Waits for the device.
     """
@@ -136,7 +136,7 @@ def _register(address: int, platform: str) -> bool:
     return True
 
 
-def _load(device: Any) -> None:
+def _load(device: jax.Device) -> None:
     """Load the kernel into the context that JAX uses on a device, its primary one."""
     driver = ctypes.CDLL("libcuda.so.1")
     number, context = ctypes.c_int(), ctypes.c_void_p()
@@ -160,12 +160,12 @@ def _load(device: Any) -> None:
 # -- several devices ---------------------------------------------------------------------------
 
 
-def sketch_shards(x: Any, *, kernel: Kernel, mesh: Mesh) -> Array:
+def sketch_shards(x: Array, *, kernel: Kernel, mesh: Mesh) -> Array:
     """Rows of an array that may be spread over the devices of a mesh: one row per device, and the
     sketch of the array is what they merge to.
 
     Each device reads the part that it holds and keeps its row. Where parts are copies of each
-    other, one has a row and the others are empty. `Any`: a traced JAX array.
+    other, one has a row and the others are empty.
     """
     if kernel != "xla":
         x = _readable(x, kernel)
@@ -176,30 +176,31 @@ def sketch_shards(x: Any, *, kernel: Kernel, mesh: Mesh) -> Array:
 
 
 @cache
-def _sharded(kernel: Kernel, n_devices: int) -> Any:
+def _sharded(kernel: Kernel, n_devices: int) -> Callable[[Array], Array]:
     def local(x: Array, n_rows: int) -> Array:
         own = sketch(x, kernel=kernel)
         return jnp.concatenate([own, xla.empty_rows(n_rows - 1)]) if n_rows > 1 else own
 
-    def axes_of(shape: Any) -> tuple[str, ...]:
+    def axes_of(shape: Array) -> tuple[str, ...]:
         spec = getattr(shape.sharding, "spec", ())
         parts = [p if isinstance(p, tuple) else (p,) for p in spec if p is not None]
         return tuple(axis for part in parts for axis in part)
 
-    def partition(mesh: Any, args: Any, _result: Any) -> Any:
+    def partition(mesh: Mesh, args: Sequence[Array], _result: Array) -> tuple[object, ...]:
         axes = axes_of(args[0])
         there = NamedSharding(mesh, args[0].sharding.spec)
         n_parts = int(np.prod([mesh.shape[a] for a in axes], dtype=np.int64))
         lower = partial(local, n_rows=n_devices // n_parts)
         return mesh, lower, NamedSharding(mesh, PartitionSpec(axes or None)), (there,)
 
-    def infer(mesh: Any, args: Any, _result: Any) -> Any:
+    def infer(mesh: Mesh, args: Sequence[Array], _result: Array) -> NamedSharding:
         return NamedSharding(mesh, PartitionSpec(axes_of(args[0]) or None))
 
-    def rule(_mesh: Any, values: Any, _results: Any) -> str:
+    def rule(_mesh: Mesh, values: Sequence[Array], _results: object) -> str:
         rank = len(values[0].shape)
         return f"{' '.join(f'd{i}' for i in range(rank))} -> rows words"
 
     made = custom_partitioning(lambda x: local(x, n_devices))
     made.def_partition(partition=partition, infer_sharding_from_operands=infer, sharding_rule=rule)
-    return made
+    sharded: Callable[[Array], Array] = made
+    return sharded

@@ -7,7 +7,7 @@ are a scatter, which is slow on a GPU: the fused kernels are for that.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,8 @@ from sonde.record import N_BINS
 _SMALLEST: Final = 2.0**-149
 
 
-def sketch(x: Any) -> Array:
-    """The row of an array's sketch, as uint32 words. `Any`: a traced JAX array."""
+def sketch(x: Array) -> Array:
+    """The row of an array's sketch, as uint32 words."""
     with jax.enable_x64(True):
         return _sketch(jnp.asarray(x).reshape(-1))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import os
 import pickle
-from typing import Any, Final
+from types import ModuleType
+from typing import Final
 
 from sonde._errors import SondeError
 from sonde._require import require
@@ -97,7 +98,7 @@ def write(frame: Frame, path: str | os.PathLike[str]) -> None:
             raise SondeError(f"`{name}` must end in `.parquet` or `.csv`.")
 
 
-def _pandas() -> Any:  # the module
+def _pandas() -> ModuleType:
     try:
         return require("pandas", extra="pandas")
     except ImportError as error:
@@ -140,7 +141,7 @@ def _text(column: object) -> str:
 class _DataLoader(pickle.Unpickler):
     """Loads frames and arrays. Everything else that a pickle could name is refused."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if name in _DATA_ONLY.get(module, ()):
             return super().find_class(module, name)
         raise SondeError(

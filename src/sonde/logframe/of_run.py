@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -63,7 +63,7 @@ def of_run(
     sites = {row["name"]: row for row in run.sql("select * from sites", frame="arrow").to_pylist()}
     names = rows["name"].to_pylist()
     found = [sites.get(name, {}) for name in names]
-    columns: dict[tuple[str, object], Any] = {
+    columns: dict[tuple[str, object], object] = {
         ("metadata", "name"): [_component(site) for site in found],
         ("metadata", "type"): [str(site.get("module_type") or "") for site in found],
         ("metadata", "tensor_type"): [_tensor_type(site) for site in found],
@@ -110,7 +110,7 @@ def _exponents(sketches: Sketches, low: int, high: int) -> NDArray[np.int64]:
     return table
 
 
-def _component(site: dict[str, Any]) -> str:
+def _component(site: dict[str, object]) -> str:
     """The name of a component: a module's path; for parameters and their state the full name."""
     module, slot = str(site.get("module") or ""), str(site.get("slot") or "")
     if site.get("kind") in {"param", "param_grad", "optim"}:
@@ -121,7 +121,7 @@ def _component(site: dict[str, Any]) -> str:
     return f"{module or '.'}{call}{first}"
 
 
-def _tensor_type(site: dict[str, Any]) -> str:
+def _tensor_type(site: dict[str, object]) -> str:
     kind = str(site.get("kind") or "")
     if kind == "optim":
         return f"Optimiser_State.{str(site.get('slot') or '').partition('/')[2]}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,7 +101,7 @@ def _batch(step: int, rows: Frame, ids: dict[tuple[str, str], int]) -> SketchBat
     return SketchBatch(step, "train", numbers[order], sketches)
 
 
-def _stats(rows: Frame) -> Iterator[Any]:
+def _stats(rows: Frame) -> Iterator[object]:
     return (name for group, name in rows.columns if group == "scalar_stats")
 
 

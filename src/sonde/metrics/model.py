@@ -12,14 +12,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast, get_args
 
 from sonde._errors import SondeError
 from sonde.record import KINDS, Kind
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 Simple = Literal["mean", "sum", "min", "max"]
 Against = Literal["reference"]
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 MODULE_KINDS: Final = ("input", "output", "input_grad", "output_grad")
 UPDATE_KINDS: Final = ("param", "param_grad", "update")
@@ -33,10 +37,12 @@ class Merge:
 
     `merge(a, b)` joins the values of two calls, `finish(a)` turns the last one into a number, a
     tensor of one number, or a dict of these. Both run where the tensors are.
+
+    `Any`: a tensor of whichever framework, or what `merge` makes of two.
     """
 
     merge: Callable[[Any, Any], Any]
-    finish: Callable[[Any], Any]
+    finish: Callable[[Any], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +50,11 @@ class OnHost:
     """A number that can only be worked out on the host: a tensor to bring there, and a function of
     it as a numpy array. It runs in the background, and nobody waits for it."""
 
-    tensor: Any
-    finish: Callable[[Any], float]
+    tensor: Any  # of whichever framework
+    finish: Callable[[NDArray[np.float64]], float]
 
 
-Reduce = Simple | Callable[[Any], Any] | Merge
+Reduce = Simple | Callable[[Any], object] | Merge
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +69,7 @@ class Metric:
     fn: Callable[..., Any]
     kinds: tuple[Kind, ...] = ("output",)
     reduce: Reduce = "mean"
-    where: Callable[[str, Any], bool] | None = None
+    where: Callable[[str, object], bool] | None = None
     every: Callable[[int], bool] | None = None
     against: Against | None = None
     passes_module: bool = field(default=False)
@@ -163,7 +169,7 @@ def _several(kind: object) -> tuple[str, ...]:
     return ()
 
 
-def _takes_module(fn: Callable[..., Any]) -> bool:
+def _takes_module(fn: Callable[..., object]) -> bool:
     try:
         return "module" in inspect.signature(fn).parameters
     except (TypeError, ValueError):  # builtins have no signature

@@ -11,10 +11,11 @@ from sonde._errors import SondeError
 from sonde.plot import theme
 from sonde.plot.source import RunLike, Sites, ask, opened, site_ids, steps_of
 from sonde.views.questions import KymographQuestion, SectionQuestion
-from sonde.views.specs import CrossSection, FormatLoss, Kymograph, ScaleChoice
+from sonde.views.specs import F64, CrossSection, FormatLoss, Kymograph, ScaleChoice
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.collections import QuadMesh
     from matplotlib.figure import Figure
 
 _NEAR: Final = 20
@@ -166,7 +167,7 @@ def draw_exponents(
         ax.legend(loc="upper left")
 
 
-def draw_kymograph(ax: Axes, spec: Kymograph) -> Any:
+def draw_kymograph(ax: Axes, spec: Kymograph) -> QuadMesh:
     """Draw a kymograph's spec. Returns the image."""
     cells = len(spec.edges) - 1
     density = spec.density.reshape(len(spec.columns.first), cells).T.astype(np.float64)
@@ -256,7 +257,7 @@ def _exponent_limits(spec: CrossSection, *, has_formats: bool) -> tuple[float, f
     return low - 1.5, high + 1.5
 
 
-def _edges_of(first: Any, last: Any) -> Any:  # float64 arrays
+def _edges_of(first: F64, last: F64) -> F64:
     if len(first) == 0:
         return np.array([0.0, 1.0])
     width = float(np.median(np.diff(first))) if len(first) > 1 else 1.0

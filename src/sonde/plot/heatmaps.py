@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sonde.plot import theme
 from sonde.plot.source import RunLike, ask, opened, steps_of
 from sonde.views import ids
 from sonde.views.questions import HeatQuestion
-from sonde.views.specs import NONFINITE, NUMBER, Aggregate, Heat, Norm
+from sonde.views.specs import NONFINITE, NUMBER, Aggregate, Heat, HeatRow, Norm
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.collections import QuadMesh
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
@@ -71,7 +73,7 @@ def heatmap(
     return figure
 
 
-def draw(ax: Axes, spec: Heat, *, scale: str = "auto", cmap: str | None = None) -> Any:
+def draw(ax: Axes, spec: Heat, *, scale: str = "auto", cmap: str | None = None) -> QuadMesh:
     """Draw a heatmap's spec. Returns the image."""
     values = grid(spec)
     colours = cmap or ("RdBu_r" if spec.is_signed else "viridis")
@@ -94,7 +96,7 @@ def draw(ax: Axes, spec: Heat, *, scale: str = "auto", cmap: str | None = None) 
     return image
 
 
-def grid(spec: Heat) -> np.ndarray[Any, np.dtype[np.float64]]:
+def grid(spec: Heat) -> NDArray[np.float64]:
     """The numbers of a heatmap, rows by columns; NaN where there is none."""
     shape = (len(spec.rows), len(spec.columns.first))
     values = spec.values.reshape(shape).astype(np.float64)
@@ -117,7 +119,7 @@ def _norm(spec: Heat, scale: str) -> Normalize:
     return Normalize(low, high if high > low else low + 1)
 
 
-def _step_edges(spec: Heat) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _step_edges(spec: Heat) -> NDArray[np.float64]:
     """Where columns begin and end: half way between the steps of neighbours."""
     first, last = spec.columns.first, spec.columns.last
     if len(first) == 0:
@@ -138,7 +140,7 @@ def _label_rows(ax: Axes, spec: Heat) -> None:
     ax.set_yticks(middles[::step], labels[::step])
 
 
-def row_label(row: Any) -> str:  # Any: HeatRow
+def row_label(row: HeatRow) -> str:
     """Path and slot of a row, as short as they stay unique in a run."""
     if row.count > 1:
         return str(row.label)

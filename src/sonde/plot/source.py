@@ -32,7 +32,7 @@ def opened(run: RunLike) -> OpenedRun:
     return found
 
 
-def ask(run: OpenedRun, view: str, question: object) -> Any:  # Any: the spec of the view
+def ask(run: OpenedRun, view: str, question: object) -> Any:  # the spec of the view
     """The answer of a view."""
     return ANSWERS[view](run, question)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from types import ModuleType
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +43,7 @@ _PANEL: Final = (3.0, 2.2)
 
 
 @contextmanager
-def styled() -> Iterator[Any]:  # Any: the module matplotlib.pyplot
+def styled() -> Iterator[ModuleType]:
     """`matplotlib.pyplot` in the style of this module. Settings of the user are restored."""
     try:
         require("matplotlib", extra="plots")
@@ -54,7 +55,7 @@ def styled() -> Iterator[Any]:  # Any: the module matplotlib.pyplot
         yield plt
 
 
-def one(plt: Any, ax: Axes | None, size: tuple[float, float]) -> tuple[Figure, Axes]:
+def one(plt: ModuleType, ax: Axes | None, size: tuple[float, float]) -> tuple[Figure, Axes]:
     """The axes given with their figure, or new ones."""
     if ax is None:
         figure, ax = plt.subplots(figsize=size, layout="constrained")
@@ -63,13 +64,13 @@ def one(plt: Any, ax: Axes | None, size: tuple[float, float]) -> tuple[Figure, A
 
 
 def several(
-    plt: Any,
+    plt: ModuleType,
     ax: Axes | Sequence[Axes] | None,
     n: int,
     wrap: int,
     *,
     size: tuple[float, float] = _PANEL,
-    **options: Any,
+    **options: object,
 ) -> tuple[Figure, list[Axes]]:
     """One axes for each of `n` panels: those given, or new ones with `wrap` panels in a row."""
     if ax is not None:

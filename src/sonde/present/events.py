@@ -10,13 +10,22 @@ import asyncio
 import json
 import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Final
+from typing import Final, TypedDict
 
 from sonde.present.workers import Workers
 
 LOOK_S: Final = 1.0
 _STILL_HERE_S: Final = 15.0
 _RETRY_MS: Final = 2000
+
+
+class PlainState(TypedDict):
+    """A `State` as plain JSON."""
+
+    token: str
+    list_version: str
+    changed: bool
+    runs: list[object]
 
 
 class RunEvents:
@@ -28,11 +37,11 @@ class RunEvents:
         self._turn = asyncio.Lock()
         self._looked_s = -LOOK_S
         self._stamps: dict[str, str] = {}
-        self._states: dict[str, dict[str, Any]] = {}
+        self._states: dict[str, object] = {}
         self._list_version = ""
         self._asked: dict[str, float] = {}
 
-    async def state(self, runs: Sequence[str], since: str = "") -> dict[str, Any]:
+    async def state(self, runs: Sequence[str], since: str = "") -> PlainState:
         """A `State` as plain JSON, not older than a look; without runs if `since` is current."""
         await self._look(runs)
         known = [self._states[run] for run in runs if run in self._states]
@@ -79,7 +88,7 @@ class RunEvents:
         if reply.status != 200:
             return
         self._list_version = str(reply.head["list_version"])
-        stamps: dict[str, str] = reply.head["stamps"]
+        stamps = reply.head["stamps"]
         for run in [r for r in self._states if r not in stamps]:
             del self._states[run]
             self._stamps.pop(run, None)

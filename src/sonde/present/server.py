@@ -16,9 +16,9 @@ import re
 import socket
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from importlib import resources
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sonde._errors import SondeError
 from sonde._require import require
@@ -26,6 +26,7 @@ from sonde._version import VERSION
 from sonde.present.compression import accepts_gzip, compressed, compressed_file
 from sonde.present.events import RunEvents
 from sonde.present.guard import App, Guard, Rules, Scope, Send, new_token
+from sonde.present.messages import WorkerRequest
 from sonde.present.timeouts import MAX_CONNECTIONS, patient_protocol
 from sonde.present.workers import Reply, Workers
 from sonde.views import envelope
@@ -33,6 +34,13 @@ from sonde.views.questions import QuestionError, StateQuestion, parse
 from sonde.views.routes import ROUTES, Route
 from sonde.views.runs.run_list import HOW_TO_RECORD
 from sonde.views.specs import Failure, Problem, Server
+
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    Endpoint = Callable[[Request], Awaitable[Response]]
 
 PORT: Final = 7007
 _PREFIX: Final = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9_.~-]*(/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)*")
@@ -104,7 +112,7 @@ def make_app(
             if route.name not in {"state", "server"}
         ),
     ]
-    handlers: Mapping[Any, Any] = {404: _not_found, 405: _not_found, Exception: _failed}
+    handlers = {404: _not_found, 405: _not_found, Exception: _failed}
     app = starlette.Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
     app.router.redirect_slashes = False
     return Guard(app, rules, _refuse)
@@ -199,14 +207,14 @@ class _About:
 # -- endpoints ------------------------------------------------------------------------------------
 
 
-def _view_endpoint(route: Route, workers: Workers) -> Any:  # Any: a Starlette endpoint
-    async def endpoint(request: Any) -> Any:
+def _view_endpoint(route: Route, workers: Workers) -> Endpoint:
+    async def endpoint(request: Request) -> Response:
         pairs = request.query_params.multi_items()
         try:
-            question = parse(route.question, pairs)
+            question: Any = parse(route.question, pairs)  # of the route
         except QuestionError as error:
             return _failure(400, "bad_request", str(error))
-        asked = {"view": route.name, "question": pairs}
+        asked: WorkerRequest = {"view": route.name, "question": pairs}
         if route.of_run:
             reply = await workers.read(question.run, asked)
         else:
@@ -216,8 +224,8 @@ def _view_endpoint(route: Route, workers: Workers) -> Any:  # Any: a Starlette e
     return endpoint
 
 
-def _state_endpoint(herald: RunEvents) -> Any:
-    async def endpoint(request: Any) -> Any:
+def _state_endpoint(herald: RunEvents) -> Endpoint:
+    async def endpoint(request: Request) -> Response:
         try:
             question = parse(StateQuestion, request.query_params.multi_items())
         except QuestionError as error:
@@ -228,26 +236,30 @@ def _state_endpoint(herald: RunEvents) -> Any:
     return endpoint
 
 
-def _events_endpoint(herald: RunEvents) -> Any:
+def _events_endpoint(herald: RunEvents) -> Endpoint:
     responses = require("starlette.responses", extra="view")
 
-    async def endpoint(request: Any) -> Any:
+    async def endpoint(request: Request) -> Response:
         try:
             question = parse(StateQuestion, request.query_params.multi_items())
         except QuestionError as error:
             return _failure(400, "bad_request", str(error))
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         if request.method == "HEAD":
-            return responses.Response(b"", media_type="text/event-stream", headers=headers)
-        return responses.StreamingResponse(
-            herald.events(question.run), media_type="text/event-stream", headers=headers
-        )
+            answer: Response = responses.Response(
+                b"", media_type="text/event-stream", headers=headers
+            )
+        else:
+            answer = responses.StreamingResponse(
+                herald.events(question.run), media_type="text/event-stream", headers=headers
+            )
+        return answer
 
     return endpoint
 
 
-def _server_endpoint(about: _About) -> Any:
-    async def endpoint(request: Any) -> Any:
+def _server_endpoint(about: _About) -> Endpoint:
+    async def endpoint(request: Request) -> Response:
         if request.query_params:
             return _failure(400, "bad_request", "This question has no parameters.")
         kind, body = envelope.pack("server", about.spec())
@@ -256,10 +268,10 @@ def _server_endpoint(about: _About) -> Any:
     return endpoint
 
 
-def _static_endpoint(name: str) -> Any:
+def _static_endpoint(name: str) -> Endpoint:
     kind = _SUFFIXES[name.rpartition(".")[2]]
 
-    async def endpoint(request: Any) -> Any:
+    async def endpoint(request: Request) -> Response:
         found = _static(name)
         if found is None:
             return _bytes(200, _SUFFIXES["html"], _NO_PAGE)
@@ -298,7 +310,7 @@ def _static(name: str) -> bytes | None:
 # -- responses ------------------------------------------------------------------------------------
 
 
-async def _response(reply: Reply, accept: str | None) -> Any:
+async def _response(reply: Reply, accept: str | None) -> Response:
     if reply.status == 200:
         kind = reply.head["type"]
         packed = await compressed(reply.body, kind, accept)
@@ -309,35 +321,38 @@ async def _response(reply: Reply, accept: str | None) -> Any:
     return _failure(reply.status, reply.head["code"], reply.head["message"])
 
 
-def _failure(status: int, code: str, message: str) -> Any:
+def _failure(status: int, code: str, message: str) -> Response:
     failure = Failure(VERSION, Problem(status, code, message[:1000]))
     headers = {"retry-after": "1"} if status == 503 else {}
     return _json(status, envelope.to_plain(failure, [], []), headers)
 
 
-def _json(status: int, value: object, headers: Mapping[str, str] | None = None) -> Any:
+def _json(status: int, value: object, headers: Mapping[str, str] | None = None) -> Response:
     body = json.dumps(value, ensure_ascii=True, separators=(",", ":")).encode("ascii")
     return _bytes(status, envelope.JSON_TYPE, body, headers)
 
 
-def _bytes(status: int, kind: str, body: bytes, headers: Mapping[str, str] | None = None) -> Any:
+def _bytes(
+    status: int, kind: str, body: bytes, headers: Mapping[str, str] | None = None
+) -> Response:
     responses = require("starlette.responses", extra="view")
-    return responses.Response(
+    made: Response = responses.Response(
         body, status, {"cache-control": "no-store", **(headers or {}), "content-type": kind}
     )
+    return made
 
 
 def _frame(view: str) -> dict[str, object]:
     return {"api": envelope.API, "version": VERSION, "view": view, "run": None}
 
 
-async def _not_found(_request: Any, error: Any) -> Any:
+async def _not_found(_request: Request, error: Exception) -> Response:
     if getattr(error, "status_code", 404) == 405:
         return _failure(405, "method_not_allowed", "Only GET and HEAD are answered.")
     return _failure(404, "not_found", "There is nothing at this address.")
 
 
-async def _failed(_request: Any, _error: Exception) -> Any:
+async def _failed(_request: Request, _error: Exception) -> Response:
     return _failure(500, "failed", "The server made a mistake. Its log says which.")
 
 
@@ -387,17 +402,19 @@ def _listen(host: str, port: int) -> socket.socket:
     raise SondeError(f"Cannot listen on {host}:{port}: {last}. Choose another `--port`.")
 
 
-def _told(server: Any, start: Callable[[], None], stop: Callable[[], None]) -> Any:
+def _told(
+    server: uvicorn.Server, start: Callable[[], None], stop: Callable[[], None]
+) -> uvicorn.Server:
     """Return the server (a `uvicorn.Server`); it calls these when it has started and stopped."""
     startup, shutdown = server.startup, server.shutdown
 
-    async def told_start(*args: Any, **kwargs: Any) -> None:
-        await startup(*args, **kwargs)
+    async def told_start(sockets: list[socket.socket] | None = None) -> None:
+        await startup(sockets)
         start()
 
-    async def told_stop(*args: Any, **kwargs: Any) -> None:
-        await shutdown(*args, **kwargs)
+    async def told_stop(sockets: list[socket.socket] | None = None) -> None:
+        await shutdown(sockets)
         stop()
 
-    server.startup, server.shutdown = told_start, told_stop
+    vars(server).update(startup=told_start, shutdown=told_stop)
     return server

@@ -9,9 +9,12 @@ request at once is served however many others bring none.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sonde._require import require
+
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
 PATIENCE_S: Final = 10.0
 MAX_CONNECTIONS: Final = 150
@@ -19,13 +22,13 @@ MAX_CONNECTIONS: Final = 150
 
 def patient_protocol(
     patience_s: float = PATIENCE_S, max_connections: int = MAX_CONNECTIONS
-) -> type[Any]:
+) -> type[H11Protocol]:
     """Return uvicorn's HTTP protocol, with limits for connections that keep it waiting."""
     plain: Any = require("uvicorn.protocols.http.h11_impl", extra="view").H11Protocol
     waiting = _Waiting(patience_s)
 
-    class Timeouts(plain):  # type: ignore[misc]  # uvicorn is optional, so it is Any
-        def connection_made(self, transport: Any) -> None:
+    class Timeouts(plain):  # type: ignore[misc]  # uvicorn is optional, so it is `Any`
+        def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
             waiting.expect(self)
             if len(self.connections) > max_connections:
@@ -48,21 +51,19 @@ def patient_protocol(
 
 
 class _Waiting:
-    """Connections without a request, the longest first, each with a time limit from its first byte.
-
-    `Any`: protocols of uvicorn, which is optional.
-    """
+    """Connections without a request, the longest first, each with a time limit from its first byte
+    on."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
-        self._connections: dict[Any, None] = {}
-        self._timers: dict[Any, asyncio.TimerHandle] = {}
+        self._connections: dict[H11Protocol, None] = {}
+        self._timers: dict[H11Protocol, asyncio.TimerHandle] = {}
 
-    def put(self, connection: Any) -> None:
+    def put(self, connection: H11Protocol) -> None:
         """The connection waits from now on, under a time limit of uvicorn's."""
         self._connections[connection] = None
 
-    def expect(self, connection: Any) -> None:
+    def expect(self, connection: H11Protocol) -> None:
         """Begin to wait, or stop: all of a request is there when its answer is being made."""
         cycle = connection.cycle
         if cycle is not None and not cycle.response_complete:
@@ -72,14 +73,14 @@ class _Waiting:
             self._timers[connection] = later(self._patience_s, self._give_up, connection)
             self._connections.setdefault(connection)
 
-    def forget(self, connection: Any) -> None:
+    def forget(self, connection: H11Protocol) -> None:
         """The connection waits no more."""
         self._connections.pop(connection, None)
         timer = self._timers.pop(connection, None)
         if timer is not None:
             timer.cancel()
 
-    def make_room(self, newest: Any) -> None:
+    def make_room(self, newest: H11Protocol) -> None:
         """Close the connection that has waited longest, unless it is this one."""
         for other in self._connections:
             if other is newest:
@@ -90,7 +91,7 @@ class _Waiting:
                 other.transport.close()
                 return
 
-    def _give_up(self, connection: Any) -> None:
+    def _give_up(self, connection: H11Protocol) -> None:
         self._timers.pop(connection, None)
         if connection.cycle is None or connection.cycle.response_complete:
             connection.transport.close()

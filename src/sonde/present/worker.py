@@ -20,14 +20,15 @@ import sys
 import traceback
 import warnings
 from collections import OrderedDict
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 import duckdb
 import pyarrow as pa
 
 from sonde._errors import RunError, SondeError
+from sonde.present.messages import ReplyHead, WorkerRequest
 from sonde.store.limits import Limits
-from sonde.store.reading.run import open_run
+from sonde.store.reading.run import Run, open_run
 from sonde.store.sql.queries import connect
 from sonde.views import envelope
 from sonde.views.answers import ANSWERS, ANSWERS_OF_SEVERAL
@@ -79,7 +80,7 @@ class OpenRuns:
             subject.run.close()
 
 
-def answer(desk: OpenRuns, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+def answer(desk: OpenRuns, request: WorkerRequest) -> tuple[ReplyHead, bytes]:
     """The answer to a request: its head and its body. Raises whatever goes wrong."""
     view = request["view"]
     if view == "runs":
@@ -96,7 +97,9 @@ def answer(desk: OpenRuns, request: dict[str, Any]) -> tuple[dict[str, Any], byt
     if view == "progress":
         return {"state": envelope.to_plain(_state(desk, request["run"]), [], [])}, b""
     subject = desk.subject(request["run"])
-    question = parse(ROUTES[view].question, [(str(k), str(v)) for k, v in request["question"]])
+    question: object = parse(
+        ROUTES[view].question, [(str(k), str(v)) for k, v in request["question"]]
+    )
     state = subject.state()
     if ROUTES[view].of_several:
         spec = ANSWERS_OF_SEVERAL[view](SeveralRuns(desk.subject), question)
@@ -147,7 +150,7 @@ def _state(desk: OpenRuns, id: str) -> RunState:
     return desk.subject(id).state()
 
 
-def _opened(found: ListedRun) -> Any:  # Run
+def _opened(found: ListedRun) -> Run:
     try:
         return open_run(found.path, frame="arrow", locked=True, limits=_LIMITS)
     except RunError as error:
@@ -161,15 +164,15 @@ def _query_refusal(error: duckdb.Error) -> tuple[int, str, str]:
     return 500, "failed", "A query of this run failed. The server's log says why."
 
 
-def _read(source: BinaryIO) -> dict[str, Any] | None:
+def _read(source: BinaryIO) -> WorkerRequest | None:
     size = source.read(4)
     if len(size) < 4:
         return None
-    found: dict[str, Any] = json.loads(source.read(int.from_bytes(size, "little")))
+    found: WorkerRequest = json.loads(source.read(int.from_bytes(size, "little")))
     return found
 
 
-def _write(sink: BinaryIO, head: dict[str, Any], body: bytes) -> None:
+def _write(sink: BinaryIO, head: ReplyHead, body: bytes) -> None:
     text = json.dumps(head).encode("ascii")
     sink.write(len(text).to_bytes(4, "little") + text)
     sink.write(body)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from sonde import _python
+from sonde.present.messages import ReplyHead, WorkerRequest
 
 _MAX_WAITING: Final = 64
 _GRACE_S: Final = 1.0
@@ -33,7 +33,7 @@ _READS_MUCH: Final = frozenset(
 class Reply:
     """What a worker said: `head["status"]` is that of HTTP."""
 
-    head: Mapping[str, Any]
+    head: ReplyHead
     body: bytes
 
     @property
@@ -53,7 +53,7 @@ class Worker:
         self._turn_of_long = asyncio.Lock()
         self.waiting = 0
 
-    async def ask(self, request: Mapping[str, Any]) -> Reply:
+    async def ask(self, request: WorkerRequest) -> Reply:
         """The answer, or a reply that says what went wrong."""
         if self.waiting >= _MAX_WAITING:
             return _refused(503, "busy", "Too many questions at once. Try again in a moment.")
@@ -80,7 +80,7 @@ class Worker:
         except TimeoutError:
             await _end(process)
 
-    async def _ask(self, request: Mapping[str, Any]) -> Reply:
+    async def _ask(self, request: WorkerRequest) -> Reply:
         for is_last in (False, True):
             process = await self._running()
             try:
@@ -141,11 +141,11 @@ class Workers:
         listing = self._clerk.ask({"view": "stamps", "runs": []})
         await asyncio.gather(listing, self._readers[0].ask({"view": "warm_up"}))
 
-    async def list(self, request: Mapping[str, Any]) -> Reply:
+    async def list(self, request: WorkerRequest) -> Reply:
         """Ask about the folder as a whole."""
         return await self._clerk.ask(request)
 
-    async def read(self, run: str, request: Mapping[str, Any]) -> Reply:
+    async def read(self, run: str, request: WorkerRequest) -> Reply:
         """Ask about one run."""
         if len(self._homes) > _MAX_HOMES:
             self._homes.clear()
@@ -156,7 +156,7 @@ class Workers:
         await asyncio.gather(*(w.close() for w in (self._clerk, *self._readers)))
 
 
-async def _exchange(process: asyncio.subprocess.Process, request: Mapping[str, Any]) -> Reply:
+async def _exchange(process: asyncio.subprocess.Process, request: WorkerRequest) -> Reply:
     assert process.stdin is not None
     assert process.stdout is not None
     text = json.dumps(request).encode("ascii")

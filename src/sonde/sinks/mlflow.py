@@ -8,12 +8,15 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from typing import Any, Final, Unpack
+from typing import TYPE_CHECKING, Final, Unpack
 
 from sonde._errors import SondeError
 from sonde._require import require
 from sonde.sinks.keys import shared_key
 from sonde.sinks.sink import Reading, Series, Sink, SinkOptions, WatchedRun
+
+if TYPE_CHECKING:
+    import mlflow
 
 _FORBIDDEN: Final = re.compile(r"[^\w\-. /]", re.ASCII)
 _MOST_TOGETHER: Final = 1000
@@ -29,7 +32,7 @@ class MLflow(Sink):
 
     def __init__(
         self,
-        run: Any = None,  # mlflow.ActiveRun. Any: the package may not be installed
+        run: mlflow.ActiveRun | None = None,
         *,
         tracking_uri: str | None = None,
         **options: Unpack[SinkOptions],
@@ -45,7 +48,7 @@ class MLflow(Sink):
             )
         self._run_id: str = run if isinstance(run, str) else run.info.run_id
         self._uri = tracking_uri or self._mlflow.get_tracking_uri()
-        self._client: Any = None
+        self._client: mlflow.MlflowClient = None
 
     def start(self, run: WatchedRun) -> None:
         self._client = self._mlflow.MlflowClient(tracking_uri=self._uri)

@@ -7,14 +7,18 @@ and successors of the service take in; see docs/trackers.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, ClassVar, Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sonde._errors import SondeError
 from sonde._require import require
 from sonde.sinks.keys import shared_key
 from sonde.sinks.sink import HISTOGRAM, Reading, Series, Sink, SinkOptions
+
+if TYPE_CHECKING:
+    import neptune_scale
 
 
 class Neptune(Sink):
@@ -29,7 +33,7 @@ class Neptune(Sink):
 
     def __init__(
         self,
-        run: Any = None,  # neptune_scale.Run. Any: the package may not be installed
+        run: neptune_scale.Run | None = None,
         *,
         base_namespace: str = "model_internals",
         **options: Unpack[SinkOptions],
@@ -68,7 +72,7 @@ class Neptune(Sink):
                 self._run.log_histograms(drawn, step=reading.step)
 
 
-def _whole(counts: np.ndarray[Any, np.dtype[np.float64]]) -> list[int]:
+def _whole(counts: NDArray[np.float64]) -> list[int]:
     """Whole counts with the same total: Neptune takes no others."""
     upto = np.round(np.cumsum(counts)).astype(np.int64)
     return np.diff(upto, prepend=0).tolist()  # type: ignore[no-any-return]  # a list of int

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypedDict, Unpack
+from typing import ClassVar, Final, TypedDict, Unpack
 
 from sonde.metrics import names
 from sonde.record import GraphPart, Kind, Site
@@ -90,7 +90,7 @@ class WatchedRun:
 
     path: Path
     rank: int
-    config: Mapping[str, Any]
+    config: Mapping[str, object]
 
     @property
     def name(self) -> str:

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, Unpack
+from typing import Protocol, TypedDict, Unpack
 
 from sonde._require import require
 from sonde.graph.model import Graph
@@ -104,10 +104,9 @@ class _Events:
         from tensorboard.compat.proto import event_pb2, graph_pb2, summary_pb2
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        # Any: modules that protoc made.
-        self._event: Any = event_pb2
-        self._summary: Any = summary_pb2
-        self._graph: Any = graph_pb2
+        self._event = event_pb2
+        self._summary = summary_pb2
+        self._graph = graph_pb2
         self._is_continued = is_own and any(logdir.glob(_FILES))
         self._file = EventFileWriter(os.fspath(logdir), max_queue_size=1000)
 
@@ -121,8 +120,9 @@ class _Events:
         for key, histogram in reading.histograms.items():
             found = _buckets(reading.sketches[key], histogram)
             if found is not None:
-                limits, counts = found.pop("bucket_limits"), found.pop("bucket_counts")
-                proto = self._summary.HistogramProto(bucket_limit=limits, bucket=counts, **found)
+                rest: dict[str, object] = {**found}
+                limits, counts = rest.pop("bucket_limits"), rest.pop("bucket_counts")
+                proto = self._summary.HistogramProto(bucket_limit=limits, bucket=counts, **rest)
                 values.append(value(tag=key, histo=proto))
         self._put(step=reading.step, summary=self._summary.Summary(value=values))
 
@@ -170,7 +170,17 @@ class _Writer:
         self._writer.flush()
 
 
-def _buckets(sketch: Sketch, histogram: Histogram) -> dict[str, Any] | None:
+class _Buckets(TypedDict):
+    min: float
+    max: float
+    num: int
+    sum: float
+    sum_squares: float
+    bucket_limits: list[float]
+    bucket_counts: list[float]
+
+
+def _buckets(sketch: Sketch, histogram: Histogram) -> _Buckets | None:
     """The fields of a histogram; None where no value is finite. Sums and extrema are exact."""
     if sketch.finite == 0:
         return None

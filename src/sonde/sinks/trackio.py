@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from sonde._errors import SondeError
 from sonde._require import require
 from sonde.sinks.keys import shared_key
 from sonde.sinks.sink import Reading, Series, Sink, SinkOptions
+
+if TYPE_CHECKING:
+    import trackio
 
 
 class Trackio(Sink):
@@ -16,7 +19,7 @@ class Trackio(Sink):
 
     def __init__(
         self,
-        run: Any = None,  # trackio.Run. Any: the package may not be installed
+        run: trackio.Run | None = None,
         **options: Unpack[SinkOptions],
     ) -> None:
         super().__init__(**options)
@@ -34,7 +37,7 @@ class Trackio(Sink):
 
     def write(self, readings: Sequence[Reading]) -> None:
         for reading in readings:
-            row: dict[str, Any] = dict(reading.numbers)
+            row: dict[str, object] = dict(reading.numbers)
             for key, histogram in reading.histograms.items():
                 if reading.sketches[key].finite:
                     counted = (histogram.counts, histogram.edges)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final, Literal, Unpack
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, Unpack
 
 from sonde._errors import SondeError
 from sonde._require import require
@@ -17,6 +17,9 @@ from sonde.record import Kind
 from sonde.sinks.keys import shared_key
 from sonde.sinks.numerics import numerics
 from sonde.sinks.sink import DEFAULTS, HISTOGRAM, Reading, Series, Sink, SinkOptions, WatchedRun
+
+if TYPE_CHECKING:
+    import wandb
 
 _STEP: Final = "sonde/step"
 _MOST_WAITING: Final = 1000
@@ -41,7 +44,7 @@ class WandB(Sink):
 
     def __init__(
         self,
-        run: Any = None,  # wandb.Run. Any: the package has no types
+        run: wandb.Run | None = None,
         *,
         steps: Literal["yours", "own"] = "yours",
         numerics: bool = False,
@@ -66,7 +69,7 @@ class WandB(Sink):
         self._scalars: set[str] = set()
         self._has_tensors = False
         self._kinds: dict[str, Kind] = {}
-        self._waiting: dict[int, dict[str, Any]] = {}
+        self._waiting: dict[int, dict[str, object]] = {}
         self._placed_at: int | None = None
         self._lost = 0
 
@@ -131,8 +134,8 @@ class WandB(Sink):
         """Whether the open step of the run has no row of ours."""
         return self._placed_at is None or bool(self._run.step > self._placed_at)
 
-    def _row(self, reading: Reading) -> dict[str, Any]:
-        row: dict[str, Any] = dict(reading.numbers)
+    def _row(self, reading: Reading) -> dict[str, object]:
+        row: dict[str, object] = dict(reading.numbers)
         for key, histogram in reading.histograms.items():
             if self._is_drawn and reading.sketches[key].finite:
                 counted = (histogram.counts, histogram.edges)

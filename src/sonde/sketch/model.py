@@ -255,7 +255,7 @@ def row(s: Sketches, i: int) -> Sketch:
 
 
 def _build(counts: dict[str, int], reals: dict[str, float], bins: NDArray[np.int64]) -> Sketch:
-    fields: dict[str, Any] = {**counts, **reals, "bins": bins}
+    fields: dict[str, Any] = {**counts, **reals, "bins": bins}  # numbers of two types, an array
     return Sketch(**fields)
 
 

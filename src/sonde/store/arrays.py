@@ -23,7 +23,7 @@ _DTYPES: Final = {
 
 
 def of_type(values: Any, kind: pa.DataType) -> pa.Array:
-    """An array of that type. `None` is null.
+    """An array of that type, from an array or a list of its values. `None` is null.
 
     Raises TypeError, ValueError or OverflowError for values that are not of the type.
     """
@@ -60,12 +60,12 @@ def lists(
     return pa.Array.from_buffers(pa.list_(values.type), len(lengths), buffers, children=[values])
 
 
-def dictionary(codes: NDArray[Any], entries: pa.Array) -> pa.Array:
+def dictionary(codes: NDArray[np.generic], entries: pa.Array) -> pa.Array:
     """The entries at these codes, each kept once."""
     return pa.DictionaryArray.from_arrays(of_type(codes, pa.int32()), entries)
 
 
-def taken(texts: pa.Array, at: NDArray[np.integer[Any]]) -> pa.Array:
+def taken(texts: pa.Array, at: NDArray[np.integer]) -> pa.Array:
     """Some of the texts, by number. (`texts.take` imports `pyarrow.compute`, 10 MB.)"""
     _, offsets, data = texts.buffers()
     ends = np.frombuffer(offsets, np.int32)[texts.offset :].astype(np.int64)
@@ -95,7 +95,7 @@ def _numbers(
     return pa.Array.from_buffers(kind, len(values), [_validity(is_null), data])
 
 
-def _checked(values: list[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+def _checked(values: list[object], dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
     """The values with that dtype. Raises rather than rounding one."""
     found = np.array(values, dtype)
     if dtype != np.float64 and any(type(v) is float for v in values):
@@ -103,7 +103,7 @@ def _checked(values: list[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     return found
 
 
-def _lists_of(values: Sequence[Sequence[Any] | None], kind: pa.DataType) -> pa.Array:
+def _lists_of(values: Sequence[Sequence[object] | None], kind: pa.DataType) -> pa.Array:
     is_null = np.array([v is None for v in values], np.bool_)
     given = [v or () for v in values]
     held = of_type([v for each in given for v in each], kind)

@@ -124,7 +124,7 @@ class AttemptReader:
 
     def read(self) -> tuple[dict[Attempt, AttemptRecord], dict[str, str]]:
         """Attempts, and what is wrong with which file (relative to the run)."""
-        parts: dict[Attempt, dict[str, Any]] = {}
+        parts: dict[Attempt, dict[str, Any]] = {}  # fields of `AttemptRecord`
         problems: dict[str, str] = {}
         held = 0
         for name, (attempt, part) in _listed(self._root, problems).items():

@@ -10,7 +10,7 @@ import stat
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from sonde._signals import pass_on
 from sonde.store import limits
@@ -22,8 +22,8 @@ _MAX_INTEGER: Final = 1 << 512
 _MAX_TEXT: Final = 64 << 10
 _MAX_ITEMS: Final = 10_000
 
-Document = dict[str, Any]
-"""A parsed JSON object. Any: it comes from a file; whoever reads a field checks its type."""
+Document = dict[str, object]
+"""A parsed JSON object. It comes from a file: whoever reads a field checks its type."""
 
 
 class DamagedError(Exception):
@@ -65,7 +65,7 @@ def parse(data: bytes) -> Document:
         actual = _checksum(found)
         if expected != actual:
             raise DamagedError("has a wrong checksum")
-        plain: Document = _bounded(found)
+        plain: Document = {key: _bounded(value) for key, value in found.items()}
     except (RecursionError, ValueError, MemoryError):
         raise DamagedError("is nested too deep") from None
     return plain
@@ -94,7 +94,7 @@ def open_regular(path: str, *, limit_bytes: int | None = None) -> BinaryIO:
     return os.fdopen(fd, "rb", buffering=0)
 
 
-def to_plain(value: object, depth: int = 0) -> Any:  # Any: the JSON types, nested
+def to_plain(value: object, depth: int = 0) -> object:
     """The value in JSON types: what JSON has no word for becomes its repr, cut to a sane length."""
     if value is None or isinstance(value, bool):
         return value
@@ -131,7 +131,7 @@ def _items(data: bytes) -> int:
     return 1 + sum(data.count(mark) for mark in (b",", b"[", b"{"))
 
 
-def _bounded(value: Any) -> Any:  # Any: the JSON types, nested
+def _bounded(value: object) -> object:
     """The value, with numbers that would not fit anywhere as text."""
     if isinstance(value, dict):
         return {key: _bounded(v) for key, v in value.items()}

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,19 +36,23 @@ _MAX_DEPTH: Final = 64
 _MAX_DIMS: Final = 64
 
 
+Bytes = bytes | bytearray | memoryview | NDArray[np.uint8]
+"""Bytes, and what can be read as such."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedArray:
     """The bytes of a tensor, as they lie in memory: little-endian, last dimension fastest."""
 
     dtype: str
     shape: tuple[int, ...]
-    data: Any  # bytes, a memoryview, or an array of bytes
+    data: Bytes
 
     @property
     def size_bytes(self) -> int:
-        return len(memoryview(self.data).cast("B")) if memoryview(self.data) else 0
+        return view_of(self.data).nbytes
 
-    def numpy(self) -> NDArray[Any]:
+    def numpy(self) -> NDArray[np.generic]:
         """The values. What numpy has no dtype for (bfloat16, float8) comes as float32, exactly."""
         return decode(self.dtype, self.shape, self.data)
 
@@ -58,11 +62,20 @@ class PackedObject:
     """What was kept of an object: the name of its type, its attributes, a short text."""
 
     type_name: str
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, object] = field(default_factory=dict)
     text: str = ""
 
 
-def check_shape(dtype: str, shape: Sequence[Any], size_bytes: int) -> tuple[int, ...]:
+def view_of(data: Bytes) -> memoryview:
+    """The bytes, without a copy."""
+    return memoryview(cast("bytes", data))
+
+
+MakeObject = Callable[[str, Mapping[str, object], str], object]
+"""Makes what stands for an object: of the name of its type, its attributes and a short text."""
+
+
+def check_shape(dtype: str, shape: Sequence[int], size_bytes: int) -> tuple[int, ...]:
     """The shape, if so many bytes can be an array of it. Raises DamagedError if not."""
     if dtype not in SIZES:
         raise DamagedError(f"holds an array of unknown dtype `{dtype[:40]}`")
@@ -73,9 +86,9 @@ def check_shape(dtype: str, shape: Sequence[Any], size_bytes: int) -> tuple[int,
     return tuple(shape)
 
 
-def decode(dtype: str, shape: Sequence[int], data: Any) -> NDArray[Any]:
+def decode(dtype: str, shape: Sequence[int], data: Bytes) -> NDArray[np.generic]:
     """Bytes as an array of its own; see `Array.numpy`."""
-    raw = np.frombuffer(data, np.uint8) if memoryview(data) else np.empty(0, np.uint8)
+    raw = np.frombuffer(data, np.uint8) if view_of(data) else np.empty(0, np.uint8)
     if dtype == "bfloat16":
         found = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     elif dtype in _FLOAT8:
@@ -87,13 +100,15 @@ def decode(dtype: str, shape: Sequence[int], data: Any) -> NDArray[Any]:
     return found.reshape(tuple(shape))
 
 
-def flatten(value: Any) -> tuple[Any, list[PackedArray]]:
-    """JSON for the value, and the arrays that it refers to. `Any`: nested, of many types."""
+def flatten(value: object) -> tuple[object, list[PackedArray]]:
+    """JSON for the value, and the arrays that it refers to."""
     arrays: list[PackedArray] = []
     return _to_json(value, arrays, _MAX_DEPTH), arrays
 
 
-def unflatten(tree: Any, arrays: Sequence[Any], make_object: Any = PackedObject) -> Any:
+def unflatten(
+    tree: object, arrays: Sequence[object], make_object: MakeObject = PackedObject
+) -> Any:
     """The value. Arrays appear as they are given; `make_object` makes what stands for objects.
 
     Raises DamagedError if the tree is none of ours.
@@ -101,7 +116,7 @@ def unflatten(tree: Any, arrays: Sequence[Any], make_object: Any = PackedObject)
     return _from_json(tree, arrays, make_object, _MAX_DEPTH)
 
 
-def _to_json(value: Any, arrays: list[PackedArray], depth: int) -> Any:
+def _to_json(value: object, arrays: list[PackedArray], depth: int) -> object:
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, np.generic):
@@ -117,17 +132,22 @@ def _to_json(value: Any, arrays: list[PackedArray], depth: int) -> Any:
     if isinstance(value, np.ndarray):
         dense = np.ascontiguousarray(value)
         value = PackedArray(str(dense.dtype), value.shape, dense.reshape(-1).view(np.uint8))
-        return {**_to_json(value, arrays, depth), "numpy": True}
+        return {**_place(value, arrays), "numpy": True}
     if isinstance(value, PackedArray):
-        arrays.append(value)
-        place = {"dtype": value.dtype, "shape": list(value.shape)}
-        return {"$": "array", "v": len(arrays) - 1, **place}
+        return _place(value, arrays)
     if depth == 0:
         return {"$": "object", "type": "...", "fields": {}, "text": "deeper"}
     return _container_to_json(value, arrays, depth - 1)
 
 
-def _container_to_json(value: Any, arrays: list[PackedArray], depth: int) -> Any:
+def _place(array: PackedArray, arrays: list[PackedArray]) -> dict[str, object]:
+    """JSON in place of an array, which goes to the others."""
+    arrays.append(array)
+    place = {"dtype": array.dtype, "shape": list(array.shape)}
+    return {"$": "array", "v": len(arrays) - 1, **place}
+
+
+def _container_to_json(value: object, arrays: list[PackedArray], depth: int) -> object:
     if isinstance(value, list):
         return [_to_json(v, arrays, depth) for v in value]
     if isinstance(value, tuple | set | frozenset):
@@ -147,14 +167,14 @@ def _container_to_json(value: Any, arrays: list[PackedArray], depth: int) -> Any
     return {"$": "object", "type": name, "fields": {}, "text": _text(value)}
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     try:
         return repr(value)[:200]
     except Exception:  # a user's repr may do anything
         return ""
 
 
-def _from_json(tree: Any, arrays: Sequence[Any], make: Any, depth: int) -> Any:
+def _from_json(tree: object, arrays: Sequence[object], make: MakeObject, depth: int) -> object:
     if depth == 0:
         raise DamagedError("holds a value that is nested too deep")
     if isinstance(tree, list):
@@ -171,7 +191,9 @@ def _from_json(tree: Any, arrays: Sequence[Any], make: Any, depth: int) -> Any:
         raise DamagedError(f"holds a value that is none ({type(error).__name__})") from None
 
 
-def _special(tree: dict[str, Any], arrays: Sequence[Any], make: Any, depth: int) -> Any:
+def _special(
+    tree: dict[str, Any], arrays: Sequence[object], make: MakeObject, depth: int
+) -> object:
     inner: Any = tree.get("v")
     match tree["$"]:
         case "float" if isinstance(inner, str) and len(inner) < 40:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sonde.store.documents import DamagedError
-from sonde.store.packing import SIZES, PackedArray
+from sonde.store.packing import SIZES, PackedArray, view_of
 
 MAX_HEADER_BYTES: Final = 64 << 20
 MAX_ENTRIES: Final = 100_000
@@ -43,7 +43,7 @@ def encode(
     arrays: Sequence[tuple[str, PackedArray]], metadata: Mapping[str, str] | None = None
 ) -> tuple[bytes, list[int]]:
     """The file, and where in it each array begins."""
-    header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
+    header: dict[str, object] = {_METADATA: dict(metadata)} if metadata else {}
     at, begins = 0, []
     for name, array in arrays:
         size = array.size_bytes
@@ -57,7 +57,7 @@ def encode(
     text += b" " * (-len(text) % _ALIGNMENT)
     first = 8 + len(text)
     parts: list[bytes | memoryview] = [len(text).to_bytes(8, "little"), text]
-    parts += [memoryview(a.data).cast("B") if a.size_bytes else b"" for _, a in arrays]
+    parts += [view_of(a.data).cast("B") if a.size_bytes else b"" for _, a in arrays]
     return b"".join(parts), [first + n for n in begins]
 
 
@@ -96,7 +96,7 @@ def parse_header(head: bytes, size_bytes: int) -> tuple[dict[str, Any], int]:
     return header, 8 + length
 
 
-def _check(header: dict[str, Any], body_bytes: int) -> None:
+def _check(header: Mapping[str, Any], body_bytes: int) -> None:
     """Each entry says what it must, and together they fill the body without gap or overlap."""
     spans = []
     for name, entry in header.items():
@@ -123,7 +123,7 @@ def _check(header: dict[str, Any], body_bytes: int) -> None:
         raise DamagedError("is longer or shorter than its arrays")
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a key comes twice")

@@ -6,7 +6,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, BinaryIO, Final
@@ -232,8 +232,8 @@ def _segment(
     name: SegmentName,
     table: Table,
     run_id: str | None,
-    metadata: Any,  # pq.FileMetaData
-    footer: dict[str, Any],
+    metadata: pq.FileMetaData,
+    footer: Mapping[str, Any],
     size_bytes: int,
 ) -> Segment:
     said = (footer["rank"], footer["attempt"], footer["token"], footer["first_seq"])
@@ -262,7 +262,7 @@ def _segment(
     )
 
 
-def _bound(metadata: Any) -> None:  # pq.FileMetaData
+def _bound(metadata: pq.FileMetaData) -> None:
     """Refuse what would take too much to read, by what the file says of itself."""
     if not 0 <= metadata.num_rows <= limits.SEGMENT_ROWS:
         raise DamagedError(
@@ -285,7 +285,7 @@ def _bound(metadata: Any) -> None:  # pq.FileMetaData
         raise DamagedError(f"says that it has {metadata.num_rows} rows and has {rows}")
 
 
-def _columns(metadata: Any, table: Table) -> frozenset[str]:  # pq.FileMetaData
+def _columns(metadata: pq.FileMetaData, table: Table) -> frozenset[str]:
     """Columns of the table that the file has. Types are compared as Parquet states them."""
     expected = _parquet_types(table)
     found = {}

@@ -14,7 +14,7 @@ import stat
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import BinaryIO, Final, Literal, TypedDict
 
 import pyarrow as pa
 
@@ -23,7 +23,7 @@ from sonde.store.arrays import of_type
 from sonde.store.documents import DamagedError
 from sonde.store.files import Files, UnsureError, publish
 from sonde.store.home import Home
-from sonde.store.packing import PackedArray
+from sonde.store.packing import Bytes, PackedArray
 from sonde.store.row_builder import SegmentRows
 from sonde.store.schemas import TRACES
 from sonde.store.segments import Attempt, rank_folder
@@ -56,7 +56,7 @@ class TracedValue:
     call: int
     line: int
     kind: Kind
-    tree: Any  # JSON
+    tree: object  # JSON
     arrays: Sequence[PackedArray] = ()
 
     @property
@@ -67,6 +67,30 @@ class TracedValue:
     @property
     def size_bytes(self) -> int:
         return 300 + sum(a.size_bytes for a in self.arrays)
+
+
+class TraceRow(TypedDict):
+    """A row of the view `traces`: a value, or an array that belongs to one (`part`)."""
+
+    rank: int
+    attempt: int
+    ordinal: int
+    part: int
+    step: int
+    phase: str
+    call: int
+    name: str
+    module: str
+    slot: str
+    line: int
+    kind: str
+    dtype: str | None
+    shape: list[int] | None
+    nbytes: int
+    file: int
+    offset: int
+    crc: int
+    value: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +145,7 @@ class TensorFiles:
         last = max((p.value.step for p, _ in placed), default=-1)
         return SegmentRows(TRACES, table, any(repeats), last if last >= 0 else None)
 
-    def _rows_of(self, placed: PlacedValue, t_ns: int) -> Iterator[dict[str, Any]]:
+    def _rows_of(self, placed: PlacedValue, t_ns: int) -> Iterator[dict[str, object]]:
         value = placed.value
         common = {
             "rank": self.attempt.rank,
@@ -195,7 +219,7 @@ class TensorReader:
         self._listed: dict[int, dict[tuple[int, int], list[str]]] = {}
         self._headers: dict[str, tuple[tuple[int, ...], int, frozenset[tuple[int, int]]]] = {}
 
-    def read(self, row: dict[str, Any]) -> PackedArray:
+    def read(self, row: TraceRow) -> PackedArray:
         """The array that a row of `traces` points to.
 
         Raises DamagedError, which names the file, if anything about it is not as it should be.
@@ -215,7 +239,7 @@ class TensorReader:
                 problem = f"`{where}` {error}"
                 continue
             if _crc(data) == crc:
-                return PackedArray(row["dtype"], shape, data)
+                return PackedArray(row["dtype"] or "", shape, data)
             problem = f"`{where}` has a wrong checksum at byte {offset}"
         raise DamagedError(problem)
 
@@ -257,7 +281,7 @@ class TensorReader:
         return data
 
 
-def _open(path: str) -> Any:  # Any: a binary file
+def _open(path: str) -> BinaryIO:
     """A regular file, open for reading: no link, no pipe, nothing that could block."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -266,7 +290,7 @@ def _open(path: str) -> Any:  # Any: a binary file
     return os.fdopen(fd, "rb")
 
 
-def _layout(file: Any, size_bytes: int) -> tuple[int, frozenset[tuple[int, int]]]:
+def _layout(file: BinaryIO, size_bytes: int) -> tuple[int, frozenset[tuple[int, int]]]:
     """Where the arrays of a file begin, and from where to where each one reaches."""
     length = int.from_bytes(file.read(8), "little")
     file.seek(0)
@@ -276,5 +300,6 @@ def _layout(file: Any, size_bytes: int) -> tuple[int, frozenset[tuple[int, int]]
     return first, frozenset((begin, end) for begin, end in entries)
 
 
-def _crc(data: Any) -> int:
-    return zlib.crc32(memoryview(data).cast("B") if memoryview(data) else b"")
+def _crc(data: Bytes) -> int:
+    view = packing.view_of(data)
+    return zlib.crc32(view.cast("B") if view else b"")

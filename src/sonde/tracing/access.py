@@ -8,48 +8,50 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, Protocol, TypeVar
 
 from sonde.tracing.paths import ANY_DEPTH, is_wild, matches
 
 MAX_DEPTH: Final = 8
 MAX_ITEMS: Final = 10_000
 
-Inside = tuple[tuple[str, ...], Any]
+Inside = tuple[tuple[str, ...], object]
 """The way to a value, and the value."""
+
+T = TypeVar("T")
 
 _MISSING: Final = object()
 _PLAIN: Final = (str, bytes, bytearray, int, float, complex, type(None))
 
 
 class ValueAccess(Protocol):
-    """What a framework knows about the inside of its own values. `Any`: they are foreign."""
+    """What a framework knows about the inside of its own values."""
 
-    def is_tensor(self, value: Any) -> bool: ...
+    def is_tensor(self, value: object) -> bool: ...
 
-    def is_module(self, value: Any) -> bool:
+    def is_module(self, value: object) -> bool:
         """Whether it is a part of the model, and so no value by itself."""
 
-    def items(self, value: Any) -> list[tuple[str, Any]] | None:
+    def items(self, value: object) -> list[tuple[str, object]] | None:
         """What a wildcard stands for in such a value; None if it is none of the framework's."""
 
-    def member(self, value: Any, name: str) -> tuple[Any] | None:
+    def member(self, value: object, name: str) -> tuple[object] | None:
         """The part of that name, in a tuple; None if it is none of the framework's."""
 
 
-def look(value: Any, parts: Sequence[str], insight: ValueAccess) -> Iterator[Inside]:
+def look(value: object, parts: Sequence[str], insight: ValueAccess) -> Iterator[Inside]:
     """All that `parts` stand for inside of the value."""
     yield from _look(value, tuple(parts), (), insight, MAX_DEPTH)
 
 
-def keys_of(value: Any, insight: ValueAccess) -> list[str]:
+def keys_of(value: object, insight: ValueAccess) -> list[str]:
     """What can be asked for inside of a value, as far as it can be listed."""
     return [key for key, _ in _items(value, insight)]
 
 
 def _look(
-    value: Any, parts: tuple[str, ...], way: tuple[str, ...], insight: ValueAccess, depth: int
+    value: object, parts: tuple[str, ...], way: tuple[str, ...], insight: ValueAccess, depth: int
 ) -> Iterator[Inside]:
     if not parts:
         yield way, value
@@ -68,7 +70,7 @@ def _look(
 
 
 def _any_depth(
-    value: Any, rest: tuple[str, ...], way: tuple[str, ...], insight: ValueAccess, depth: int
+    value: object, rest: tuple[str, ...], way: tuple[str, ...], insight: ValueAccess, depth: int
 ) -> Iterator[Inside]:
     """At the end of a path `**` stands for everything that has nothing inside."""
     items = _items(value, insight) if depth and not insight.is_tensor(value) else []
@@ -80,7 +82,7 @@ def _any_depth(
         yield from _any_depth(item, rest, (*way, key), insight, depth - 1)
 
 
-def _member(value: Any, name: str, insight: ValueAccess) -> Any:
+def _member(value: object, name: str, insight: ValueAccess) -> object:
     known = insight.member(value, name)
     if known is not None:
         return known[0]
@@ -100,7 +102,7 @@ def _member(value: Any, name: str, insight: ValueAccess) -> Any:
     return _MISSING if inspect.isroutine(found) else found
 
 
-def _items(value: Any, insight: ValueAccess) -> list[tuple[str, Any]]:
+def _items(value: object, insight: ValueAccess) -> list[tuple[str, object]]:
     found = insight.items(value)
     if found is not None:
         return found
@@ -113,7 +115,7 @@ def _items(value: Any, insight: ValueAccess) -> list[tuple[str, Any]]:
     return [(n, v) for n, v in fields_of(value).items() if not n.startswith("_")]
 
 
-def fields_of(value: Any) -> dict[str, Any]:
+def fields_of(value: object) -> dict[str, object]:
     """The attributes that an object holds itself."""
     if isinstance(value, type) or inspect.isroutine(value) or inspect.ismodule(value):
         return {}
@@ -129,7 +131,7 @@ def fields_of(value: Any) -> dict[str, Any]:
     return found
 
 
-def _few(items: Any) -> Iterator[Any]:  # Any: whatever can be iterated
+def _few(items: Iterable[T]) -> Iterator[T]:
     for n, item in enumerate(items):
         if n >= MAX_ITEMS:
             return

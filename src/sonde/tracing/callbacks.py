@@ -14,25 +14,26 @@ stay as they were, and it is said once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
 from typing import Any
 
 from sonde._errors import SondeError
 from sonde.tracing.results import Result
 from sonde.tracing.troubles import TraceTroubles
 
-BeforeSave = Callable[[str, Any, int], Any]
+BeforeSave = Callable[[str, Any, int], object]
 OnWindow = Callable[..., None]
 
 
 def stack(
-    name: str, values: list[Any], iterations: list[int], ranks: list[int] | None = None
+    name: str, values: list[object], iterations: list[int], ranks: list[int] | None = None
 ) -> None:
     """Put all values into one tensor, along a new first dimension. They must have one shape."""
     values[:] = [_operations().stack(values)]
 
 
 def stack_padded(
-    name: str, values: list[Any], iterations: list[int], ranks: list[int] | None = None
+    name: str, values: list[object], iterations: list[int], ranks: list[int] | None = None
 ) -> None:
     """Put all values into one tensor, along a new first dimension, whatever their shapes.
 
@@ -48,14 +49,14 @@ def mean_over(*dims: int) -> OnWindow:
         raise SondeError(f"`mean_over` takes numbers of dimensions, got {dims!r}.")
 
     def mean(
-        name: str, values: list[Any], iterations: list[int], ranks: list[int] | None = None
+        name: str, values: list[object], iterations: list[int], ranks: list[int] | None = None
     ) -> None:
         values[:] = [_operations().mean(value, dims) for value in values]
 
     return mean
 
 
-def checked(callbacks: object, argument: str) -> list[Any]:
+def checked(callbacks: object, argument: str) -> list[Callable[..., Any]]:
     """The callbacks as a list, or an error about what is none."""
     found = [callbacks] if callable(callbacks) else callbacks
     if not isinstance(found, Iterable):
@@ -90,7 +91,7 @@ def run(
         result.values, result.iterations, result.ranks = values, iterations, ranks
 
 
-def _operations() -> Any:  # Any: a module
+def _operations() -> ModuleType:
     from sonde.tracing.torch import operations
 
     return operations

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypedDict
 
 from sonde.tracing.results import Result
 from sonde.tracing.troubles import TraceTroubles
@@ -26,6 +26,20 @@ _CHUNK_BYTES: Final = 4 << 20
 _POLL_S: Final = 0.02
 
 Batch = dict[TracedVariable, Result]
+
+
+class SentResult(TypedDict):
+    """The values of one variable, as a message holds them."""
+
+    name: str
+    module: str
+    slot: str
+    type: str
+    iterations: list[int]
+    values: list[Any]
+    calls: list[int]
+    lines: list[int]
+    phases: list[str]
 
 
 class KeyValueStore(Protocol):
@@ -45,7 +59,7 @@ class KeyValueStore(Protocol):
 class Codec(Protocol):
     """Values as bytes, and back. `Any`: nested values with tensors in them."""
 
-    def encode(self, value: Any) -> bytes: ...
+    def encode(self, value: object) -> bytes: ...
 
     def decode(self, data: bytes) -> Any: ...
 
@@ -145,7 +159,7 @@ class _Outbox:
         self._sizes: list[int] = []
         self._sent = 0
 
-    def send(self, message: dict[str, Any]) -> bool:
+    def send(self, message: dict[str, object]) -> bool:
         """Put a message into the store; false if too much waits there already."""
         data = self._codec.encode(message)
         waiting = self._sent - self._store.add(f"{self._rank}/taken", 0)
@@ -200,7 +214,7 @@ class _Inbox:
         return some
 
 
-def _plain(batch: Batch) -> list[dict[str, Any]]:
+def _plain(batch: Batch) -> list[SentResult]:
     return [
         {
             "name": v.name,
@@ -217,7 +231,7 @@ def _plain(batch: Batch) -> list[dict[str, Any]]:
     ]
 
 
-def _batch(plain: Sequence[dict[str, Any]], rank: int) -> Batch:
+def _batch(plain: Sequence[SentResult], rank: int) -> Batch:
     found: Batch = {}
     for p in plain:
         variable = TracedVariable(p["name"], p["module"], p["slot"], p["type"])

@@ -14,14 +14,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sonde._errors import SondeError
 from sonde._require import require
 from sonde.tracing.results import Result
 from sonde.tracing.windows import TracedVariable
+
+if TYPE_CHECKING:
+    import h5py
 
 Uneven = Literal["pad", "ragged"]
 
@@ -78,10 +82,10 @@ class HDF5:
             "shuffle": shuffle or None,
         }
         self._uneven = uneven
-        self._file: Any = None  # h5py has no types
+        self._file: h5py.File = None
 
     @property
-    def datasets(self) -> dict[str, Any]:
+    def datasets(self) -> dict[str, h5py.Dataset]:
         """The datasets of values by name, while the file is open."""
         if self._file is None:
             return {}
@@ -160,7 +164,7 @@ class HDF5:
         else:
             self._put_array(name, dataset, at, cell.value)
 
-    def _widened(self, name: str, dataset: Any, cell: _Cell) -> Any:
+    def _widened(self, name: str, dataset: h5py.Dataset, cell: _Cell) -> h5py.Dataset:
         """A dataset that also holds a number of this type: what began as 0 may go on as 0.5."""
         wanted = np.result_type(dataset.dtype, self._stored(cell.value.dtype))
         if wanted == dataset.dtype:
@@ -172,7 +176,9 @@ class HDF5:
         dataset.attrs["kind"], dataset.attrs["dtype"] = "number", str(wanted)
         return dataset
 
-    def _put_array(self, name: str, dataset: Any, at: int, value: Any) -> None:
+    def _put_array(
+        self, name: str, dataset: h5py.Dataset, at: int, value: NDArray[np.generic]
+    ) -> None:
         inner = dataset.shape[1:]
         if not np.can_cast(self._stored(value.dtype), dataset.dtype, "same_kind"):
             raise ValueError(f"has values of dtype {dataset.dtype}, got one of {value.dtype}")
@@ -190,7 +196,7 @@ class HDF5:
         if whole.shape != inner or value.ndim != len(inner) or f"{name}_shapes" in self._file:
             self._shape(name, at, value.shape, before=inner)
 
-    def _create(self, name: str, cell: _Cell) -> Any:
+    def _create(self, name: str, cell: _Cell) -> h5py.Dataset:
         n = self._pending(name)
         if cell.kind == "text":
             kind = self._h5py.string_dtype("utf-8")
@@ -206,7 +212,9 @@ class HDF5:
         dataset.attrs["dtype"] = cell.dtype
         return dataset
 
-    def _new(self, name: str, shape: tuple[int, ...], kind: Any, row_bytes: int) -> Any:
+    def _new(
+        self, name: str, shape: tuple[int, ...], kind: np.dtype[np.generic], row_bytes: int
+    ) -> h5py.Dataset:
         rows = int(min(_ROWS_PER_CHUNK, max(1, _CHUNK_BYTES // max(row_bytes, 1))))
         inner = tuple(max(1, min(n, 1 << 16)) for n in shape[1:])
         is_plain = isinstance(kind, np.dtype) and kind.metadata is None
@@ -219,7 +227,7 @@ class HDF5:
             **(self._filters if is_plain else {}),
         )
 
-    def _stored(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    def _stored(self, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
         kind = "i" if dtype.kind in "iu" else dtype.kind
         return self._casts.get(kind) or dtype
 
@@ -249,7 +257,7 @@ class HDF5:
         shapes.resize(at + 1, axis=0)
         shapes[at] = np.array(shape, np.int64)
 
-    def _extend(self, name: str, values: Any) -> None:
+    def _extend(self, name: str, values: NDArray[np.generic]) -> None:
         dataset = self._file.get(name)
         if dataset is None:
             dataset = self._new(name, (0,), values.dtype, 8)
@@ -272,7 +280,7 @@ def read(path: str | os.PathLike[str], name: str) -> Result:
         )
 
 
-def _rows(file: Any, name: str) -> Iterator[Any]:
+def _rows(file: h5py.File, name: str) -> Iterator[object]:
     dataset, mask, shapes = (file.get(name + end) for end in ("", "_none", "_shapes"))
     none = set(np.flatnonzero(mask[:]).tolist()) if mask is not None else set()
     n = dataset.shape[0] if dataset is not None else mask.shape[0]
@@ -298,7 +306,7 @@ class _Cell:
     """A value as HDF5 can hold it."""
 
     kind: Literal["array", "number", "text", "none"]
-    value: Any
+    value: Any  # an array, a text or None, by `kind`
     dtype: str
 
     @property
@@ -306,7 +314,7 @@ class _Cell:
         return self.kind == "none"
 
 
-def _cell(value: Any) -> _Cell:
+def _cell(value: object) -> _Cell:
     match value:
         case None:
             return _Cell("none", None, "")
@@ -321,14 +329,16 @@ def _cell(value: Any) -> _Cell:
         case np.ndarray():
             return _Cell("array", value, str(value.dtype))
     if hasattr(value, "detach"):
+        from torch import Tensor
+
         from sonde.tracing.torch.tensor_ops import to_numpy
 
-        array, dtype = to_numpy(value)
+        array, dtype = to_numpy(cast("Tensor", value))
         return _Cell("array", array, dtype)
     return _Cell("text", repr(value), type(value).__name__)
 
 
-def _leaves(value: Any, inside: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(value: object, inside: str = "") -> Iterator[tuple[str, object]]:
     """The parts of a nested value that HDF5 can hold, with their names."""
     fields = getattr(value, "fields", None)
     if isinstance(fields, Mapping) and hasattr(value, "type_name"):
@@ -349,7 +359,7 @@ def _leaves(value: Any, inside: str = "") -> Iterator[tuple[str, Any]]:
         yield inside, value
 
 
-def _dtype(argument: str, given: str | None) -> np.dtype[Any] | None:
+def _dtype(argument: str, given: str | None) -> np.dtype[np.generic] | None:
     if given is None:
         return None
     try:

@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from sonde._signals import Gate
 from sonde.tracing import callbacks
@@ -66,7 +66,7 @@ class Synchronization(Protocol):
     def settle(self, window: TraceWindow) -> None:
         """Drop the entries that turn out to be unchanged; bring the others to the host."""
 
-    def size_bytes(self, value: Any) -> int: ...
+    def size_bytes(self, value: object) -> int: ...
 
 
 class InMemory:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType, FunctionType
-from typing import Any, Final
+from typing import Final
 
 from sonde.tracing.functions.flow import first_line_start
 from sonde.tracing.functions.mechanism import Calls, Locals, names_in, observe
@@ -92,7 +92,7 @@ class MethodProbe:
 
     # -- what the mechanism tells --------------------------------------------------------------
 
-    def start(self, frame: FrameType, first: Any) -> None:
+    def start(self, frame: FrameType, first: object) -> None:
         tracer = self._tracer
         if not tracer.is_on:
             return
@@ -129,7 +129,7 @@ class MethodProbe:
         except Exception as error:
             self._failed(frame, spot, error)
 
-    def returned(self, frame: FrameType, value: Any) -> None:
+    def returned(self, frame: FrameType, value: object) -> None:
         found = self.open.pop(id(frame), None)
         if found is None:
             return
@@ -144,7 +144,7 @@ class MethodProbe:
         except Exception as error:
             self._failed(frame, spot, error)
 
-    def yielded(self, frame: FrameType, value: Any) -> None:
+    def yielded(self, frame: FrameType, value: object) -> None:
         found = self.open.get(id(frame))
         if found is None:
             return
@@ -194,16 +194,17 @@ class MethodProbe:
                 if now is not None:
                     known[name] = (value, now)
 
-    def _result(self, spot: _Spot, call: MethodCall, value: Any) -> None:
+    def _result(self, spot: _Spot, call: MethodCall, value: object) -> None:
         for place in spot.returns:
             self._tracer.look(place, RETURN if place.inner else "", value, place.inner[1:], call)
 
-    def _spot_of(self, frame: FrameType, first: Any) -> _Spot | None:
+    def _spot_of(self, frame: FrameType, first: object) -> _Spot | None:
         spots = self._spots
         if self._receives == "instance":
             if self._is_starred:
                 found = self._first.read(frame)
-                first = found[0][1][0] if found and found[0][1] else None
+                rest = found[0][1] if found else None
+                first = rest[0] if isinstance(rest, tuple) and rest else None
             return spots.get(self._tracer.framework.receiver_key(first))
         if len(spots) == 1:
             return next(iter(spots.values()))
@@ -286,10 +287,10 @@ class Probes:
         probe.want(place)
         self._sources[under(place.module_path, place.method.name)] = function
 
-    def _output(self, place: TracedPlace) -> Callable[[Any], None]:
+    def _output(self, place: TracedPlace) -> Callable[[object], None]:
         tracer = self._tracer
 
-        def tell(output: Any) -> None:
+        def tell(output: object) -> None:
             if not tracer.is_on or tracer.framework.is_redone():
                 return
             try:

@@ -34,12 +34,12 @@ class ModelTree(Protocol):
     """A model as a tree of named modules. `Any`: of whichever framework."""
 
     @property
-    def root(self) -> Any: ...
+    def root(self) -> object: ...
 
     def methods(self, module: Any) -> Iterable[str]:
         """The names of the methods that a wildcard can stand for."""
 
-    def children(self, module: Any) -> Iterable[tuple[str, Any]]:
+    def children(self, module: Any) -> Iterable[tuple[str, object]]:
         """The modules inside of a module, by name; wrappers are passed through."""
 
 
@@ -53,7 +53,7 @@ class TracedPlace:
 
     path: Path
     module_path: str
-    module: Any
+    module: object
     method: Method | None
     inner: tuple[str, ...] = ()
 
@@ -86,7 +86,7 @@ def resolve(texts: Iterable[str], tree: ModelTree) -> list[TracedPlace]:
 
 def modules_of(tree: ModelTree) -> Iterator[tuple[str, Any]]:
     """Every module with its path, each once, the root first."""
-    waiting: list[tuple[str, Any]] = [("", tree.root)]
+    waiting: list[tuple[str, object]] = [("", tree.root)]
     met: set[int] = set()
     while waiting:
         path, module = waiting.pop()
@@ -101,7 +101,7 @@ def modules_of(tree: ModelTree) -> Iterator[tuple[str, Any]]:
 def _walk(
     path: Path,
     at: str,
-    module: Any,
+    module: object,
     parts: Sequence[str],
     tree: ModelTree,
     met: tuple[int, ...] = (),
@@ -133,7 +133,7 @@ def _walk(
 
 
 def _of_methods(
-    path: Path, at: str, module: Any, pattern: str, inner: tuple[str, ...], tree: ModelTree
+    path: Path, at: str, module: object, pattern: str, inner: tuple[str, ...], tree: ModelTree
 ) -> Iterator[TracedPlace]:
     """A wildcard stands for a method only on the way to a variable, and for those of the model."""
     if not inner or inner[0] in (ANY_DEPTH, RETURN):
@@ -144,7 +144,7 @@ def _of_methods(
 
 
 def _of_method(
-    path: Path, at: str, module: Any, name: str, inner: tuple[str, ...]
+    path: Path, at: str, module: object, name: str, inner: tuple[str, ...]
 ) -> Iterator[TracedPlace]:
     method = method_of(module, name)
     if method is not None:

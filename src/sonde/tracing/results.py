@@ -41,7 +41,7 @@ class Result:
         self.lines += other.lines
         self.phases += other.phases
 
-    def append(self, value: Any, rank: int, moment: Moment, line: int) -> None:
+    def append(self, value: object, rank: int, moment: Moment, line: int) -> None:
         """One more value."""
         self.iterations.append(moment.iteration)
         self.ranks.append(rank)

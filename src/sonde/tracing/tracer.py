@@ -38,7 +38,7 @@ Remove = Callable[[], None]
 
 
 class Framework(Protocol):
-    """What the tracer asks of a deep-learning framework. `Any`: its modules and tensors."""
+    """What the tracer asks of a deep-learning framework. `Any`: a module of it."""
 
     @property
     def nature(self) -> TensorOps: ...
@@ -54,14 +54,14 @@ class Framework(Protocol):
     def is_redone(self) -> bool:
         """Whether a part of the forward is being computed again, for a backward pass."""
 
-    def receiver_key(self, receiver: Any) -> int:
+    def receiver_key(self, receiver: object) -> int:
         """What a module is known by; the same for copies that stand in for it in threads."""
 
-    def on_output(self, module: Any, tell: Callable[[Any], None]) -> Remove: ...
+    def on_output(self, module: Any, tell: Callable[[object], None]) -> Remove: ...
 
     def around_passes(self, begin: Callable[[], None], end: Callable[[], None]) -> Remove: ...
 
-    def on_gradients(self, value: Any, tell: Callable[[str, Any], None]) -> list[Remove]:
+    def on_gradients(self, value: object, tell: Callable[[str, object], None]) -> list[Remove]:
         """Tell of the gradient of each tensor in the value, by its path inside of it."""
 
 
@@ -103,7 +103,7 @@ class MethodCall:
         self.line = line
         self.is_starting = True
         self.is_ending = False
-        self.known: dict[str, tuple[Any, int]] = {}
+        self.known: dict[str, tuple[object, int]] = {}
         """Variables and what they held at the last line, with a stamp: most lines change nothing.
         A value is held no longer than until the next line after it has gone."""
         self.met: dict[Channel, ValueSnapshot] = {}
@@ -113,7 +113,7 @@ class MethodCall:
         do not count all writes to those, so they are compared again when the call ends."""
         self.off: set[Channel] = set()
         """Refused in this call: not tried again at each line."""
-        self.followed: dict[tuple[Channel, int], Callable[[], Any]] = {}
+        self.followed: dict[tuple[Channel, int], Callable[[], object]] = {}
 
 
 class Tracer:
@@ -260,7 +260,7 @@ class Tracer:
     # -- values --------------------------------------------------------------------------------
 
     def look(
-        self, place: TracedPlace, name: str, value: Any, rest: Sequence[str], call: MethodCall
+        self, place: TracedPlace, name: str, value: object, rest: Sequence[str], call: MethodCall
     ) -> None:
         """See what is inside of a variable, along the rest of the path."""
         if not rest:
@@ -275,7 +275,9 @@ class Tracer:
             where = under(place.module_path, place.method.name if place.method else "", name)
             self._missed[place.path.text] = (where, keys_of(value, self.framework.nature))
 
-    def see(self, place: TracedPlace, way: tuple[str, ...], value: Any, call: MethodCall) -> None:
+    def see(
+        self, place: TracedPlace, way: tuple[str, ...], value: object, call: MethodCall
+    ) -> None:
         """A variable has a value: keep it if that is another one than before."""
         channel = self._by_way.get((id(place), way))
         if channel is None:
@@ -305,7 +307,7 @@ class Tracer:
     def _compare(
         self,
         channel: Channel,
-        value: Any,
+        value: object,
         moment: Moment,
         line: int,
         kept: ValueSnapshot | None,
@@ -324,7 +326,7 @@ class Tracer:
             return self._keep(channel, value, moment, line, flags)
 
     def _keep(
-        self, channel: Channel, value: Any, moment: Moment, line: int, flags: list[Flag]
+        self, channel: Channel, value: object, moment: Moment, line: int, flags: list[Flag]
     ) -> ValueSnapshot | None:
         name, budget = channel.variable.name, self._budget
         before = channel.snapshot.size_bytes if channel.snapshot else 0
@@ -382,7 +384,7 @@ class Tracer:
 
     # -- gradients -----------------------------------------------------------------------------
 
-    def _follow(self, channel: Channel, path: Path, value: Any, call: MethodCall) -> None:
+    def _follow(self, channel: Channel, path: Path, value: object, call: MethodCall) -> None:
         """Have the gradient of this very tensor told, once per call of the method."""
         key = (channel, id(value))
         known = call.followed.get(key)
@@ -394,14 +396,14 @@ class Tracer:
             call.followed[key] = lambda: value  # a list or a dict, for as long as the call lasts
         moment, line = call.moment, call.line
 
-        def tell(inner: str, grad: Any) -> None:
+        def tell(inner: str, grad: object) -> None:
             self._gradient(channel, path, inner, grad, moment, line)
 
         with self._lock:
             self._handles += self.framework.on_gradients(value, tell)
 
     def _gradient(
-        self, channel: Channel, path: Path, inner: str, grad: Any, moment: Moment, line: int
+        self, channel: Channel, path: Path, inner: str, grad: object, moment: Moment, line: int
     ) -> None:
         try:
             if self._is_closed:

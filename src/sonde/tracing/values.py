@@ -13,11 +13,12 @@ from typing import Any, Final, Protocol
 from weakref import ref
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sonde.tracing.access import MAX_DEPTH, MAX_ITEMS, ValueAccess, fields_of
 
 _SIMPLE: Final = frozenset({bool, int, float, complex, str, bytes, type(None), range, slice})
-_BASES: Final[dict[type, Callable[[Any], Any]]] = {
+_BASES: Final[dict[type, Callable[[Any], object]]] = {
     str: str.__str__,
     bytes: bytes.__bytes__,
     int: int.__int__,
@@ -34,9 +35,9 @@ Flag = Any
 
 
 class TensorOps(ValueAccess, Protocol):
-    """What a framework knows about its tensors. `Any`: they are foreign."""
+    """What a framework knows about its tensors. `Any`: a tensor of that framework."""
 
-    def is_constant(self, value: Any) -> bool:
+    def is_constant(self, value: object) -> bool:
         """Whether it can never change and may be kept as it is, such as a dtype."""
 
     def refusal(self, tensor: Any) -> str | None:
@@ -63,7 +64,7 @@ class ObjectCopy:
 
     __slots__ = ("fields", "text", "type_name")
 
-    def __init__(self, type_name: str, fields: Mapping[str, Any], text: str = "") -> None:
+    def __init__(self, type_name: str, fields: Mapping[str, object], text: str = "") -> None:
         self.type_name = type_name
         self.fields = dict(fields)
         self.text = text
@@ -90,14 +91,14 @@ class ValueSnapshot(Protocol):
     """A value as it was."""
 
     @property
-    def value(self) -> Any:
+    def value(self) -> object:
         """The copy, in the form in which it is handed on."""
         ...
 
     @property
     def size_bytes(self) -> int: ...
 
-    def differs(self, value: Any, nature: TensorOps, flags: list[Flag], quick: bool) -> bool:
+    def differs(self, value: object, nature: TensorOps, flags: list[Flag], quick: bool) -> bool:
         """Whether the value is surely another one now.
 
         `flags`: where to note those tensors of which it is not known yet whether they are the same.
@@ -106,7 +107,7 @@ class ValueSnapshot(Protocol):
         ...
 
 
-def snapshot(value: Any, nature: TensorOps, room_bytes: int) -> ValueSnapshot:
+def snapshot(value: object, nature: TensorOps, room_bytes: int) -> ValueSnapshot:
     """A copy of the value.
 
     Raises:
@@ -123,7 +124,7 @@ def snapshot(value: Any, nature: TensorOps, room_bytes: int) -> ValueSnapshot:
     return _Tensor(value, nature, size_bytes)
 
 
-def stamp(value: Any, nature: TensorOps) -> int | None:
+def stamp(value: object, nature: TensorOps) -> int | None:
     """A number that is another one when this very object has changed; None if nobody can tell."""
     if type(value) in _SIMPLE:
         return 0
@@ -138,7 +139,7 @@ class _Taking:
         self._room_bytes = room_bytes
         self._room_items = MAX_ITEMS
 
-    def take(self, value: Any, depth: int) -> ValueSnapshot:
+    def take(self, value: object, depth: int) -> ValueSnapshot:
         if type(value) in _SIMPLE:
             self._spend(len(value) if isinstance(value, str | bytes) else _SMALL_BYTES)
             return _Simple(value)
@@ -186,7 +187,7 @@ class OutOfRoomError(RefusedError):
 class _Simple:
     __slots__ = ("_kind", "value")
 
-    def __init__(self, value: Any, kind: type | None = None) -> None:
+    def __init__(self, value: object, kind: type | None = None) -> None:
         self.value = value
         self._kind = kind or type(value)
 
@@ -194,7 +195,7 @@ class _Simple:
     def size_bytes(self) -> int:
         return len(self.value) if isinstance(self.value, str | bytes) else _SMALL_BYTES
 
-    def differs(self, value: Any, nature: TensorOps, flags: list[Flag], quick: bool) -> bool:
+    def differs(self, value: object, nature: TensorOps, flags: list[Flag], quick: bool) -> bool:
         kept = self.value
         if type(value) is not self._kind:
             return True
@@ -207,14 +208,14 @@ class _Tensor:
 
     __slots__ = ("_copy_version", "_ref", "_version", "size_bytes", "value")
 
-    def __init__(self, value: Any, nature: TensorOps, size_bytes: int) -> None:
+    def __init__(self, value: object, nature: TensorOps, size_bytes: int) -> None:
         self.value = nature.copy(value)
         self.size_bytes = size_bytes
         self._copy_version = nature.version(self.value)
         self._version = nature.version(value)
-        self._ref: Callable[[], Any] = ref(value)
+        self._ref: Callable[[], object] = ref(value)
 
-    def differs(self, value: Any, nature: TensorOps, flags: list[Flag], quick: bool) -> bool:
+    def differs(self, value: object, nature: TensorOps, flags: list[Flag], quick: bool) -> bool:
         if not nature.is_tensor(value):
             return True
         is_same_object = quick and self._version is not None and self._ref() is value
@@ -236,14 +237,14 @@ class _Tensor:
 class _Array:
     __slots__ = ("value",)
 
-    def __init__(self, value: np.ndarray[Any, Any]) -> None:
+    def __init__(self, value: NDArray[np.generic]) -> None:
         self.value = value.copy()
 
     @property
     def size_bytes(self) -> int:
         return int(self.value.nbytes)
 
-    def differs(self, value: Any, nature: TensorOps, flags: list[Flag], quick: bool) -> bool:
+    def differs(self, value: object, nature: TensorOps, flags: list[Flag], quick: bool) -> bool:
         kept = self.value
         if not isinstance(value, np.ndarray) or (value.dtype, value.shape) != (
             kept.dtype,
@@ -260,11 +261,11 @@ class _Opaque:
 
     size_bytes = _SMALL_BYTES
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self._id = id(value)
         self.value = ObjectCopy(_type_name(value), {}, _text(value))
 
-    def differs(self, value: Any, nature: TensorOps, flags: list[Flag], quick: bool) -> bool:
+    def differs(self, value: object, nature: TensorOps, flags: list[Flag], quick: bool) -> bool:
         return id(value) != self._id or _type_name(value) != self.value.type_name
 
 
@@ -274,9 +275,9 @@ class _Container:
     def __init__(
         self,
         kind: type,
-        keys: list[Any],
+        keys: list[object],
         items: list[ValueSnapshot],
-        rebuild: Callable[[list[Any], list[Any]], Any],
+        rebuild: Callable[[list[object], list[object]], object],
     ) -> None:
         self._kind = kind
         self._keys = keys
@@ -284,14 +285,14 @@ class _Container:
         self._rebuild = rebuild
 
     @property
-    def value(self) -> Any:
+    def value(self) -> object:
         return self._rebuild(self._keys, [item.value for item in self._items])
 
     @property
     def size_bytes(self) -> int:
         return _SMALL_BYTES + sum(item.size_bytes for item in self._items)
 
-    def differs(self, value: Any, nature: TensorOps, flags: list[Flag], quick: bool) -> bool:
+    def differs(self, value: object, nature: TensorOps, flags: list[Flag], quick: bool) -> bool:
         if type(value) is not self._kind:
             return True
         parts = _parts_of(value, nature)
@@ -305,10 +306,10 @@ class _Container:
         return any(each.differs(item, nature, flags, quick) for each, item in pairs)
 
 
-_Parts = tuple[type, list[Any], list[Any], Callable[[list[Any], list[Any]], Any]]
+_Parts = tuple[type, list[object], list[object], Callable[[list[object], list[object]], object]]
 
 
-def _parts_of(value: Any, nature: TensorOps) -> _Parts | None:
+def _parts_of(value: object, nature: TensorOps) -> _Parts | None:
     """Type, keys and items of a container or object, and how to put a copy of it together."""
     kind = type(value)
     if isinstance(value, Mapping):
@@ -316,7 +317,7 @@ def _parts_of(value: Any, nature: TensorOps) -> _Parts | None:
         return kind, [k for k, _ in pairs], [v for _, v in pairs], _as_dict
     if isinstance(value, list | tuple):
         if hasattr(value, "_fields") and isinstance(value, tuple):
-            return kind, [], list(value), lambda _, items: tuple.__new__(kind, items)
+            return kind, [], list(value), lambda _, items: _as_named(kind, items)
         return kind, [], list(value), _as_tuple if isinstance(value, tuple) else _as_list
     if isinstance(value, set | frozenset):
         try:
@@ -333,39 +334,44 @@ def _parts_of(value: Any, nature: TensorOps) -> _Parts | None:
     return kind, list(fields), list(fields.values()), lambda k, i: _as_object(name, k, i)
 
 
-def _as_dict(keys: list[Any], items: list[Any]) -> Any:
+def _as_named(kind: type, items: list[object]) -> object:
+    made: object = tuple.__new__(kind, items)
+    return made
+
+
+def _as_dict(keys: list[object], items: list[object]) -> object:
     return dict(zip(keys, items, strict=True))
 
 
-def _as_list(_: list[Any], items: list[Any]) -> Any:
+def _as_list(_: list[object], items: list[object]) -> object:
     return list(items)
 
 
-def _as_tuple(_: list[Any], items: list[Any]) -> Any:
+def _as_tuple(_: list[object], items: list[object]) -> object:
     return tuple(items)
 
 
-def _as_set(_: list[Any], items: list[Any]) -> Any:
+def _as_set(_: list[object], items: list[object]) -> object:
     return set(items)
 
 
-def _as_frozenset(_: list[Any], items: list[Any]) -> Any:
+def _as_frozenset(_: list[object], items: list[object]) -> object:
     return frozenset(items)
 
 
-def _as_object(name: str, keys: list[Any], items: list[Any]) -> Any:
+def _as_object(name: str, keys: list[Any], items: list[object]) -> object:
     return ObjectCopy(name, dict(zip(keys, items, strict=True)))
 
 
-def _same_keys(a: Iterable[Any], b: Iterable[Any]) -> bool:
+def _same_keys(a: Iterable[object], b: Iterable[object]) -> bool:
     return all(x is y or (type(x) is type(y) and bool(x == y)) for x, y in zip(a, b, strict=True))
 
 
-def _type_name(value: Any) -> str:
+def _type_name(value: object) -> str:
     kind = type(value)
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     name = getattr(value, "__qualname__", None)
     return name[:_MAX_TEXT] if isinstance(name, str) else ""

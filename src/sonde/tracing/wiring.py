@@ -12,11 +12,11 @@ import atexit
 import os
 import sys
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from sonde._errors import SondeError
 from sonde.capture.launch import rank_and_world
@@ -36,7 +36,11 @@ from sonde.tracing.windows import ByteBudget
 
 if TYPE_CHECKING:
     from sonde.capture.backend import Session
+    from sonde.store.writing.writer import Writer
+    from sonde.tracing.torch.framework import TorchFramework
     from sonde.watching import Watch
+
+T = TypeVar("T")
 
 _HDF5_ENDINGS: Final = (".h5", ".hdf5", ".he5")
 _CLOSE_S: Final = 10.0
@@ -170,15 +174,15 @@ def trace(
     return made
 
 
-def _join(made: Trace, watch: Watch | None, writer: Any) -> None:
+def _join(made: Trace, watch: Watch | None, writer: Writer | None) -> None:
     """Let `watch.flush` settle the trace, if that writes into the run of the watch."""
     if watch is not None and writer is not None:
         TRACES.setdefault(watch, weakref.WeakSet()).add(made)
 
 
 def trace_once(
-    model: Any, paths: str | Iterable[str], /, *args: Any, **kwargs: Any
-) -> tuple[Any, Results]:
+    model: Callable[..., T], paths: str | Iterable[str], /, *args: object, **kwargs: object
+) -> tuple[T, Results]:
     """Call the model once and follow variables inside it. Returns its output and the results.
 
         output, results = sonde.trace_once(model, ["layers.*.attn.forward.q"], x)
@@ -318,7 +322,7 @@ if hasattr(os, "register_at_fork"):
 class PassClock:
     """Iterations are passes of the model, counted apart in each mode."""
 
-    def __init__(self, framework: Any, first: int) -> None:
+    def __init__(self, framework: TorchFramework, first: int) -> None:
         self._framework = framework
         self._first = first
         self._passes: dict[str, int] = {}
@@ -340,7 +344,7 @@ class PassClock:
 class WatchClock:
     """Iterations are the steps of the watch of the same model, for as long as it lasts."""
 
-    def __init__(self, framework: Any, session: Session) -> None:
+    def __init__(self, framework: TorchFramework, session: Session) -> None:
         self._framework = framework
         self._session = session
         self._after = 0
@@ -359,21 +363,21 @@ class WatchClock:
         return self._session.step + self._after != iteration
 
 
-def _clock(framework: Any, watch: Watch | None, first: int) -> PassClock | WatchClock:
+def _clock(framework: TorchFramework, watch: Watch | None, first: int) -> PassClock | WatchClock:
     session = None if watch is None else PARTS[watch].session
     return PassClock(framework, first) if session is None else WatchClock(framework, session)
 
 
-def _watch_of(model: Any) -> Watch | None:
+def _watch_of(model: object) -> Watch | None:
     return next((w for w in list(OPEN) if w.watches(model)), None)
 
 
-def _is_unrecorded(model: Any) -> bool:
+def _is_unrecorded(model: object) -> bool:
     """Whether the watch of the model records nothing: another process writes its rank."""
     return any(r() is model for r in UNRECORDED)
 
 
-def _destination(into: object, watch: Watch | None) -> tuple[Destination, Any]:
+def _destination(into: object, watch: Watch | None) -> tuple[Destination, Writer | None]:
     """Where values go, and the writer of the run if it is one."""
     if isinstance(into, HDF5):
         return into, None
@@ -382,7 +386,8 @@ def _destination(into: object, watch: Watch | None) -> tuple[Destination, Any]:
         if text == "memory" or (text == "auto" and watch is None):
             return InMemory(), None
         if text in ("auto", "run"):
-            if watch is None or PARTS[watch].writer is None:
+            writer = None if watch is None else PARTS[watch].writer
+            if writer is None:
                 raise SondeError(
                     '`into="run"` needs a watch of this model: `sonde.watch(model, ...)` first, '
                     'or `into="memory"`, or a file such as `into="values.h5"`.'
@@ -391,7 +396,6 @@ def _destination(into: object, watch: Watch | None) -> tuple[Destination, Any]:
             from sonde.store.tensors import TracedValue
             from sonde.tracing.torch.runs import RunDestination
 
-            writer = PARTS[watch].writer
             return RunDestination(writer, packing, TracedValue), writer
         if Path(text).suffix.lower() in _HDF5_ENDINGS:
             return HDF5(text), None
@@ -423,7 +427,7 @@ def _ranks(
     )
 
 
-def _own_rank(writer: Any) -> int:
+def _own_rank(writer: Writer | None) -> int:
     if writer is not None:
         rank: int = writer.attempt.rank
         return rank

@@ -13,6 +13,7 @@ from sonde.views.runs.several import SeveralRuns
 
 Answer = Callable[[OpenedRun, Any], object]
 AnswerOfSeveral = Callable[[SeveralRuns, Any], object]
+"""`Any`: the question of the view."""
 
 
 def _function(by: str) -> Any:  # Any: its first argument is what the route says

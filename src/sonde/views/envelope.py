@@ -15,7 +15,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,14 +33,14 @@ BINARY_TYPE: Final = "application/vnd.sonde"
 _DTYPES: Final = {"<f8": "f64", "<f4": "f32", "<i4": "i32", "|u1": "u8"}
 _ALIGNMENT: Final = 8
 
-Array = NDArray[Any]  # Any: one of _DTYPES
+Array = NDArray[np.generic]  # of one of _DTYPES
 
 
 def pack(view: str, spec: object, run: RunState | None = None) -> tuple[str, bytes]:
     """The content type and the bytes of an answer."""
     arrays: list[tuple[list[str | int], Array]] = []
     plain = to_plain(spec, arrays, [])
-    header: dict[str, Any] = {
+    header: dict[str, object] = {
         "api": API,
         "version": VERSION,
         "view": view,
@@ -69,7 +69,7 @@ def pack(view: str, spec: object, run: RunState | None = None) -> tuple[str, byt
 
 
 def unpack(data: bytes) -> dict[str, Any]:
-    """What `pack` was given, as plain dictionaries with arrays in their places."""
+    """What `pack` was given, as plain dictionaries with arrays in their places. `Any`: JSON."""
     if data[:4] != MAGIC:
         found: dict[str, Any] = json.loads(data)
         return found
@@ -87,10 +87,12 @@ def unpack(data: bytes) -> dict[str, Any]:
     return answer
 
 
-def to_plain(value: Any, arrays: list[tuple[list[str | int], Array]], path: list[str | int]) -> Any:
+def to_plain(
+    value: object, arrays: list[tuple[list[str | int], Array]], path: list[str | int]
+) -> object:
     """JSON types only; arrays are taken out and noted with their place, null in their stead.
 
-    Numbers that JSON has no word for (NaN, infinities) become null. `Any`: a spec or a part of it.
+    Numbers that JSON has no word for (NaN, infinities) become null.
     """
     if isinstance(value, np.ndarray):
         arrays.append((path, _little(value)))
@@ -107,7 +109,7 @@ def to_plain(value: Any, arrays: list[tuple[list[str | int], Array]], path: list
         return value
     if isinstance(value, int | np.integer):
         return int(value)
-    number = float(value)
+    number = float(cast("float", value))
     return number if math.isfinite(number) else None
 
 

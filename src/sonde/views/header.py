@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sonde.record import KINDS
 from sonde.sketch import STATISTICS, statistic
+from sonde.store.reading.info import RunInfo
 from sonde.views.numbers import heat, lines
 from sonde.views.questions import RunQuestion
 from sonde.views.runs.opened_run import MAX_LABEL, NotFoundError, OpenedRun, shown
@@ -47,7 +48,7 @@ def answer(subject: OpenedRun, _question: RunQuestion) -> RunHeader:
     except NotFoundError:
         kind = None
     watch = _mapping(_mapping(info.get("config")).get("watch"))
-    steps = _mapping(info.get("steps"))
+    steps = info["steps"]
     counts: dict[str, int] = {}
     for e in structure.entries:
         counts[e.site.kind] = counts.get(e.site.kind, 0) + 1
@@ -60,11 +61,11 @@ def answer(subject: OpenedRun, _question: RunQuestion) -> RunHeader:
         reason=_text(info.get("reason")),
         created_ms=_created_ms(info.get("created")),
         last_seen_ms=None if progress.last_seen_ns is None else progress.last_seen_ns / 1e6,
-        first_step=steps.get("first"),
-        last_step=steps.get("last"),
-        recorded_steps=int(steps.get("recorded") or 0),
+        first_step=steps["first"],
+        last_step=steps["last"],
+        recorded_steps=steps["recorded"],
         recorded=_recorded(subject),
-        known_steps=int(steps.get("known") or 0),
+        known_steps=steps["known"],
         records=int(info["records"]),
         size_bytes=int(info["size_bytes"]),
         phases=_phases(subject),
@@ -148,7 +149,7 @@ def _phases(subject: OpenedRun) -> tuple[str, ...]:
     return tuple(sorted((shown(p, MAX_LABEL) for p in found), key=lambda p: (p != "train", p)))
 
 
-def _facts(info: Mapping[str, Any]) -> tuple[Fact, ...]:
+def _facts(info: RunInfo) -> tuple[Fact, ...]:
     """What was run, where and with what, as lines to show."""
     found: list[Fact] = []
     command = info.get("command")
@@ -172,7 +173,7 @@ def _flatten(label: str, value: object, found: list[Fact], depth: int = 0) -> No
     found.append(Fact(shown(label, MAX_LABEL), shown(text, 1000)))
 
 
-def _notices(info: Mapping[str, Any]) -> tuple[Notice, ...]:
+def _notices(info: RunInfo) -> tuple[Notice, ...]:
     found = [
         Notice("error", "damaged", shown(d["file"], 300), shown(d["problem"], 300), None, 1)
         for d in info["damaged"]
@@ -212,7 +213,7 @@ def _created_ms(created: object) -> float | None:
         return None
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
+def _mapping(value: object) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
 
 

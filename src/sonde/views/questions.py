@@ -10,7 +10,7 @@ from __future__ import annotations
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from sonde._errors import SondeError
 from sonde.views.specs import Aggregate, Measure, Norm, RangeMode, Scale, ScaleChoice
@@ -23,19 +23,22 @@ MAX_CELLS: Final = 512
 MAX_STEP: Final = 1 << 53
 
 
+T = TypeVar("T")
+
+
 class QuestionError(SondeError):
     """A question that cannot be asked. The message says what was wrong and what was expected."""
 
 
-def _number(default: Any, low: float, high: float) -> Any:  # Any: dataclass fields are untyped
+def _number(default: T, low: float, high: float) -> T:
     return field(default=default, metadata={"low": low, "high": high})
 
 
-def _step() -> Any:
+def _step() -> int | None:
     return _number(None, -MAX_STEP, MAX_STEP)
 
 
-def _text(default: Any = None, limit: int = MAX_TEXT) -> Any:
+def _text(default: T, limit: int = MAX_TEXT) -> T:
     return field(default=default, metadata={"text": limit})
 
 
@@ -343,11 +346,11 @@ def parse(question: type[Q], given: Iterable[tuple[str, str]]) -> Q:
     return question(**values)
 
 
-def _is_required(f: Field[Any]) -> bool:
+def _is_required(f: Field[object]) -> bool:
     return f.default is MISSING and f.default_factory is MISSING
 
 
-def _value(f: Field[Any], hint: Any, found: Sequence[str]) -> Any:  # Any: by the field's type
+def _value(f: Field[object], hint: object, found: Sequence[str]) -> object:
     if get_origin(hint) is tuple:
         if len(found) > MAX_ITEMS:
             raise QuestionError(f"`{f.name}` can be given {MAX_ITEMS} times, got {len(found)}.")
@@ -357,14 +360,14 @@ def _value(f: Field[Any], hint: Any, found: Sequence[str]) -> Any:  # Any: by th
     return _one(f, _without_none(hint), found[0])
 
 
-def _without_none(hint: Any) -> Any:
+def _without_none(hint: object) -> object:
     if get_origin(hint) in {Union, types.UnionType}:
         return next(a for a in get_args(hint) if a is not type(None))
     return hint
 
 
-def _one(f: Field[Any], hint: Any, text: str) -> Any:
-    meta: Mapping[str, Any] = f.metadata
+def _one(f: Field[object], hint: object, text: str) -> object:
+    meta: Mapping[str, int] = f.metadata
     if get_origin(hint) is Literal:
         if text not in get_args(hint):
             raise QuestionError(
@@ -383,12 +386,12 @@ def _one(f: Field[Any], hint: Any, text: str) -> Any:
     return _numeral(f.name, hint, text, meta)
 
 
-def _numeral(name: str, hint: Any, text: str, meta: Mapping[str, Any]) -> float:
+def _numeral(name: str, hint: object, text: str, meta: Mapping[str, float]) -> float:
     what = "a whole number" if hint is int else "a number"
     try:
         if len(text) > 40:
             raise ValueError(text)
-        value: float = hint(text)
+        value: float = int(text) if hint is int else float(text)
     except ValueError:
         raise QuestionError(f"`{name}` must be {what}, got `{text[:50]}`.") from None
     low, high = meta.get("low", -1e308), meta.get("high", 1e308)

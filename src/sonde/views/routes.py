@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from sonde.views import questions as q
 from sonde.views import specs as s
@@ -24,8 +24,8 @@ class Route:
     """
 
     name: str
-    question: type[Any]
-    answer: type[Any]
+    question: type
+    answer: type
     by: str = ""
     of_several: bool = False
 

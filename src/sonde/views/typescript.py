@@ -10,7 +10,7 @@ import sys
 import types
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 from sonde.record import KINDS
 from sonde.views import envelope, questions, specs
@@ -77,7 +77,7 @@ def _questions() -> list[type]:
     return list(dict.fromkeys(asked))
 
 
-def _reach(hint: Any, found: list[type]) -> None:  # Any: a type hint
+def _reach(hint: object, found: list[type]) -> None:
     """Add the dataclasses that a type is made of, those that others need first."""
     if isinstance(hint, type) and is_dataclass(hint):
         if hint not in found:
@@ -116,7 +116,7 @@ def _routes() -> str:
     )
 
 
-def _type(hint: Any, *, is_question: bool) -> str:  # Any: a type hint
+def _type(hint: object, *, is_question: bool) -> str:
     for array, name in _ARRAYS.items():
         if hint == array:
             return name
@@ -130,7 +130,8 @@ def _type(hint: Any, *, is_question: bool) -> str:  # Any: a type hint
         one = _type(inside[0], is_question=is_question)
         return f"({one})[]" if "|" in one else f"{one}[]"
     simple = {str: "string", int: "number", float: "number", bool: "boolean", type(None): "null"}
-    return simple[hint] if hint in simple else str(hint.__name__)
+    assert isinstance(hint, type)
+    return simple.get(hint, hint.__name__)
 
 
 def _union(words: tuple[str, ...]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from sonde._errors import SondeError
 from sonde.capture.backend import Backend, Prepared
@@ -15,7 +15,7 @@ from sonde.capture.plan import Plan, Schedule
 class PlainFunction:
     """A function over a pytree of parameters, in place of a model."""
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: object) -> None:
         if isinstance(function, type) or not callable(function):
             what = f"the class {function.__name__}" if isinstance(function, type) else ""
             raise SondeError(
@@ -48,8 +48,8 @@ class JaxBackend:
         )
 
 
-def _check_optimizer(optimizer: Any) -> None:
-    """An `nnx.Optimizer` or an optimizer of optax's. `Any`: what a user gave."""
+def _check_optimizer(optimizer: object) -> None:
+    """An `nnx.Optimizer` or an optimizer of optax's."""
     if optimizer is not None and not callable(getattr(optimizer, "update", None)):
         raise SondeError(
             f"`optimizer` must be an nnx.Optimizer or an optax optimizer, got "
@@ -57,7 +57,7 @@ def _check_optimizer(optimizer: Any) -> None:
         )
 
 
-def _updates_of(optimizer: Any) -> int | None:
+def _updates_of(optimizer: object) -> int | None:
     """How many updates an `nnx.Optimizer` has made."""
     step = getattr(optimizer, "step", None)
     if step is None or not hasattr(step, "get_value"):

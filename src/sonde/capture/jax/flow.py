@@ -10,9 +10,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
-from jax.extend.core import Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from sonde.capture.jax.harvest import jaxprs_in, opened, stacks_in
 from sonde.capture.jax.taps import Call, JaxTap, cotap_p, tap_p
@@ -28,7 +28,7 @@ Sources = frozenset[Call]
 _NONE: Final[Sources] = frozenset()
 
 
-def graph_of(closed: Any, step: int) -> GraphPart | None:
+def graph_of(closed: ClosedJaxpr, step: int) -> GraphPart | None:
     """What a traced function shows of its model's graph; None if it calls no module."""
     jaxpr, _ = opened(closed)
     flow = _Flow()
@@ -53,9 +53,9 @@ class _Flow:
 
     def walk(self, jaxpr: Jaxpr, inputs: Sequence[Sources]) -> list[Sources]:
         """Follow the values of a function. Returns the sources of what it returns."""
-        sources: dict[Any, Sources] = dict(zip(jaxpr.invars, inputs, strict=True))
+        sources: dict[Var, Sources] = dict(zip(jaxpr.invars, inputs, strict=True))
 
-        def read(atom: Any) -> Sources:
+        def read(atom: Var | Literal) -> Sources:
             return _NONE if isinstance(atom, Literal) else sources.get(atom, _NONE)
 
         for eqn in jaxpr.eqns:
@@ -69,7 +69,7 @@ class _Flow:
             sources.update(zip(eqn.outvars, outputs, strict=True))
         return [read(a) for a in jaxpr.outvars]
 
-    def _inside(self, eqn: Any, inputs: list[Sources]) -> list[Sources] | None:
+    def _inside(self, eqn: JaxprEqn, inputs: list[Sources]) -> list[Sources] | None:
         """Follow the values through the functions of an equation, if there are any."""
         outputs: list[Sources] | None = None
         for jaxpr in jaxprs_in(eqn.params):
@@ -82,7 +82,7 @@ class _Flow:
                 outputs = [a | b for a, b in pairs]
         return outputs
 
-    def _meet(self, tap: JaxTap, x: Any, sources: Sources) -> Sources:
+    def _meet(self, tap: JaxTap, x: Var | Literal, sources: Sources) -> Sources:
         call = tap.call
         if call is None or tap.kind not in ("input", "output"):
             return sources

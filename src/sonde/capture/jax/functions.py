@@ -8,14 +8,17 @@ and compiled for both apart, so that switching between them traces nothing again
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import jax
 import numpy as np
 from flax import nnx
+from jax import Array
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, NamedSharding
+from jax.tree_util import PyTreeDef
 
 from sonde._signals import pass_on
 from sonde.capture.jax import modules, optimizers
@@ -32,11 +35,22 @@ _CONTEXT: Final = jax.make_user_context(default_value=None)
 _MOST_VERSIONS: Final = 64
 """Signatures of one function that are compiled for recording."""
 
+_Args = tuple[object, ...]
+_Kwargs = Mapping[str, object]
+
+
+class _Jitted(Protocol):
+    """A function of `nnx.jit`."""
+
+    jitted_fn: Callable[..., object]
+
+    def __call__(self, *args: object, **kwargs: object) -> object: ...
+
 
 class Owner(Protocol):
     """What a recorded function asks of the session."""
 
-    model: Any
+    model: object
 
     @property
     def wanted_kinds(self) -> frozenset[Kind]: ...
@@ -49,12 +63,12 @@ class Owner(Protocol):
 
     def skip(self, where: str, reason: str) -> None: ...
 
-    def take_rows(self, layout: Layout, rows: Any, phase: str, types: dict[str, str]) -> None: ...
+    def take_rows(self, layout: Layout, rows: Array, phase: str, types: dict[str, str]) -> None: ...
 
-    def see_graph(self, closed: Any) -> None:
+    def see_graph(self, closed: ClosedJaxpr) -> None:
         """Take the graph of the model from a traced function."""
 
-    def unrecorded(self, function: Any, error: Exception) -> None:
+    def unrecorded(self, function: object, error: Exception) -> None:
         """The function cannot be traced for recording, and runs without it."""
 
 
@@ -62,13 +76,13 @@ class Owner(Protocol):
 class _Version:
     """A function compiled for recording, for arguments of one signature."""
 
-    run: Callable[..., Any]
-    tree: Any
+    run: Callable[..., tuple[list[Array], Array]]
+    tree: PyTreeDef
     layout: Layout
     types: dict[str, str]
 
 
-def recorded(function: Callable[..., Any], owner: Owner) -> Callable[..., Any]:
+def recorded(function: Callable[..., object], owner: Owner) -> Callable[..., object]:
     """The function, recorded in steps that are due. What it returns is what it returned before."""
     if hasattr(function, "jitted_fn"):  # of `nnx.jit`
         return _of_nnx(function, function, owner)
@@ -78,7 +92,7 @@ def recorded(function: Callable[..., Any], owner: Owner) -> Callable[..., Any]:
     lifted = functools.cache(lambda: _of_nnx(nnx.jit(function), function, owner))
 
     @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> object:
         # Modules of nnx are changed in place, which takes `nnx.jit`.
         through = lifted() if _holds_objects((args, kwargs)) else plain
         return through(*args, **kwargs)
@@ -86,7 +100,9 @@ def recorded(function: Callable[..., Any], owner: Owner) -> Callable[..., Any]:
     return run
 
 
-def _of_nnx(jitted: Any, function: Callable[..., Any], owner: Owner) -> Callable[..., Any]:
+def _of_nnx(
+    jitted: _Jitted, function: Callable[..., object], owner: Owner
+) -> Callable[..., object]:
     """A function of `nnx.jit`, recorded; in steps that are not, `function` is called.
 
     `nnx.jit` passes the arrays in its arguments to a function of `jax.jit`, in place of which is a
@@ -96,7 +112,7 @@ def _of_nnx(jitted: Any, function: Callable[..., Any], owner: Owner) -> Callable
     recording = _Recorded(inner, owner)
 
     @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> object:
         if recording.is_off or owner.begin() is None:
             return function(*args, **kwargs)
         jitted.jitted_fn = recording
@@ -109,8 +125,8 @@ def _of_nnx(jitted: Any, function: Callable[..., Any], owner: Owner) -> Callable
 
 
 def sketched(
-    seen: Sequence[tuple[JaxTap, Any]], skip: Callable[[str, str], None]
-) -> tuple[Layout, Any]:
+    seen: Sequence[tuple[JaxTap, Array]], skip: Callable[[str, str], None]
+) -> tuple[Layout, Array]:
     """The rows of arrays outside functions, and where they belong. Waits for nothing."""
     readable = []
     for tap, x in seen:
@@ -128,23 +144,26 @@ def sketched(
 
 
 @functools.cache
-def _sketcher(kernel: kernels.Kernel, mesh: Mesh | None) -> Any:
+def _sketcher(kernel: kernels.Kernel, mesh: Mesh | None) -> Callable[..., Array]:
     harvest = Harvest(lambda _tap: True, kernel, mesh)
     anything = JaxTap("attach", "", "0")
-    return jax.jit(lambda *arrays: harvest.rows_of(harvest.sketch([(anything, x) for x in arrays])))
+    sketch: Callable[..., Array] = jax.jit(
+        lambda *arrays: harvest.rows_of(harvest.sketch([(anything, x) for x in arrays]))
+    )
+    return sketch
 
 
 class _Recorded:
     """A function of arrays, with its versions for recording."""
 
-    def __init__(self, function: Callable[..., Any], owner: Owner) -> None:
+    def __init__(self, function: Callable[..., object], owner: Owner) -> None:
         functools.update_wrapper(self, function)
         self._function = function
         self._owner = owner
-        self._versions: dict[Any, _Version] = {}
+        self._versions: dict[Hashable, _Version] = {}
         self.is_off = False
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         phase = None if self.is_off else self._owner.begin()
         if phase is None:
             return self._function(*args, **kwargs)
@@ -161,7 +180,7 @@ class _Recorded:
         self._owner.take_rows(version.layout, rows, phase, version.types)
         return jax.tree_util.tree_unflatten(version.tree, outputs)
 
-    def _alone(self, error: Exception, args: Any, kwargs: Any) -> Any:
+    def _alone(self, error: Exception, args: _Args, kwargs: _Kwargs) -> object:
         """The function as it is, from now on: it cannot be recorded."""
         pass_on(error)
         self.is_off = True
@@ -183,7 +202,7 @@ class _Recorded:
 class _Split:
     """Arguments, taken apart: arrays, and all that a function is compiled for."""
 
-    def __init__(self, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    def __init__(self, function: Callable[..., object], args: _Args, kwargs: _Kwargs) -> None:
         leaves, self.tree = jax.tree_util.tree_flatten((args, kwargs))
         static = _static_leaves(function, args, kwargs, leaves)
         self.where = [i for i, is_static in enumerate(static) if not is_static]
@@ -194,12 +213,12 @@ class _Split:
         self.platform = _platform_of(self.arrays)
 
     @property
-    def key(self) -> Any:
+    def key(self) -> Hashable:
         types = tuple([getattr(x, "aval", None) or jax.typeof(x) for x in self.arrays])
         static = tuple([_Static(self.rest[i]) for i in self.static])
         return self.tree, static, types, self.mesh
 
-    def arguments(self, arrays: Sequence[Any]) -> tuple[Any, Any]:
+    def arguments(self, arrays: Sequence[Array]) -> tuple[_Args, _Kwargs]:
         """The arguments again, with these arrays."""
         leaves = list(self.rest)
         for i, x in zip(self.where, arrays, strict=True):
@@ -227,11 +246,11 @@ class _Static:
         return self.value is other.value or (same_type and bool(self.value == other.value))
 
 
-def _compile(function: Callable[..., Any], split: _Split, owner: Owner) -> _Version:
+def _compile(function: Callable[..., object], split: _Split, owner: Owner) -> _Version:
     tracing = Tracing(owner.wanted_kinds)
     options = _compiler_options(function)
 
-    def flat(*arrays: Any) -> Any:
+    def flat(*arrays: Array) -> object:
         args, kwargs = split.arguments(arrays)
         return function(*args, **kwargs)
 
@@ -254,7 +273,7 @@ def _compile(function: Callable[..., Any], split: _Split, owner: Owner) -> _Vers
     harvest = Harvest(owner.wants, kernels.kernel_for(split.platform), split.mesh, owner.skip)
     box: list[Group] = []
 
-    def with_rows(*arrays: Any) -> Any:
+    def with_rows(*arrays: Array) -> tuple[list[Array], Array]:
         outputs, box[:] = harvest(closed, arrays)
         return outputs, harvest.rows_of(box)
 
@@ -267,7 +286,7 @@ def _compile(function: Callable[..., Any], split: _Split, owner: Owner) -> _Vers
     return _Version(run, jax.tree_util.tree_structure(shape), layout, types)
 
 
-def _donated(closed: Any) -> tuple[int, ...]:
+def _donated(closed: ClosedJaxpr) -> tuple[int, ...]:
     """Which arguments the function gives away, if it is one function of `jax.jit`."""
     jaxpr = closed.jaxpr
     if len(jaxpr.eqns) != 1:
@@ -277,17 +296,19 @@ def _donated(closed: Any) -> tuple[int, ...]:
     return tuple(i for i, v in enumerate(jaxpr.invars) if v in given)
 
 
-def _compiler_options(function: Any) -> dict[str, Any] | None:
+def _compiler_options(function: object) -> dict[str, object] | None:
     """What a function of `jax.jit` asks of the compiler."""
     info = getattr(function, "_jit_info", None)
     return dict(getattr(info, "compiler_options_kvs", ())) or None
 
 
-def _is_jitted(function: Any) -> bool:
+def _is_jitted(function: object) -> bool:
     return hasattr(function, "lower") and hasattr(function, "trace")
 
 
-def _static_leaves(function: Any, args: Any, kwargs: Any, leaves: list[Any]) -> list[bool]:
+def _static_leaves(
+    function: object, args: _Args, kwargs: _Kwargs, leaves: Sequence[object]
+) -> list[bool]:
     """Which leaves a function is compiled for: what is no array, and what it says is static."""
     if not _is_jitted(function):
         return [not isinstance(x, jax.Array | np.ndarray | np.generic) for x in leaves]
@@ -304,7 +325,7 @@ def _static_leaves(function: Any, args: Any, kwargs: Any, leaves: list[Any]) -> 
     return flags
 
 
-def _holds_objects(tree: Any) -> bool:
+def _holds_objects(tree: object) -> bool:
     """Whether there is a module or variable of nnx among the arguments."""
     found = jax.tree_util.tree_leaves(tree, is_leaf=_is_object)
     return any(_is_object(x) for x in found)
@@ -314,7 +335,7 @@ def _is_object(x: object) -> bool:
     return isinstance(x, nnx.Module | nnx.Variable | nnx.Optimizer)
 
 
-def _mesh_of(arrays: Sequence[Any]) -> Mesh | None:
+def _mesh_of(arrays: Sequence[Array]) -> Mesh | None:
     """The mesh that arrays are spread over, None on one device."""
     if jax.device_count() == 1:
         return None
@@ -333,12 +354,12 @@ def _mesh_of(arrays: Sequence[Any]) -> Mesh | None:
     return largest
 
 
-def _platform_of(arrays: Sequence[Any]) -> str:
+def _platform_of(arrays: Sequence[Array]) -> str:
     for x in arrays:
         if isinstance(x, jax.Array):
             return str(next(iter(x.devices())).platform)
     return str(jax.default_backend())
 
 
-def _name(function: Any) -> str:
+def _name(function: object) -> str:
     return str(getattr(function, "__name__", type(function).__name__)).strip("<>")

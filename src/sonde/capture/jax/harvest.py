@@ -9,21 +9,24 @@ more, so functions with rules of their own are walked as what they compute.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import Mesh, Sharding
 
 from sonde.capture.jax.taps import Call, JaxTap, cotap_p, tap_p
 from sonde.kernels import jax as kernels
 from sonde.kernels import xla
 from sonde.record import PARAMETER_KINDS
+
+if TYPE_CHECKING:
+    from jax.extend.core import DebugInfo
 
 MOST_TURNS: Final = 256
 """Turns of a loop that are told apart where no parameter says whether they are layers."""
@@ -62,13 +65,17 @@ class Group:
     """Arrays that were sketched together: their rows, of shape (*loops, devices, cuts, ROW)."""
 
     cuts: tuple[Cut, ...]
-    rows: Any
+    rows: Array
     loops: tuple[Loop, ...] = ()
 
     @property
     def n_rows(self) -> int:
         """Rows per device."""
         return math.prod(loop.length for loop in self.loops) * len(self.cuts)
+
+
+_Walked = tuple[Sequence[Array], list[Group]]
+"""The outputs of an equation, and what was harvested inside it."""
 
 
 @dataclass
@@ -86,7 +93,9 @@ class Harvest:
     def n_devices(self) -> int:
         return 1 if self.mesh is None else self.mesh.size
 
-    def __call__(self, closed: ClosedJaxpr, args: Sequence[Any]) -> tuple[list[Any], list[Group]]:
+    def __call__(
+        self, closed: ClosedJaxpr, args: Sequence[Array]
+    ) -> tuple[list[Array], list[Group]]:
         """The function's outputs, and what was harvested."""
         jaxpr, consts = opened(closed)
         self._stacks = dict(stacks_in(jaxpr))
@@ -111,13 +120,13 @@ class Harvest:
     # -- walking -------------------------------------------------------------------------------
 
     def _walk(
-        self, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], *, is_again: bool
-    ) -> tuple[list[Any], list[Group]]:
-        values: dict[Any, Any] = {}
+        self, jaxpr: Jaxpr, consts: Sequence[Array], args: Sequence[Array], *, is_again: bool
+    ) -> tuple[list[Array], list[Group]]:
+        values: dict[Var, Array] = {}
         groups: list[Group] = []
-        pending: list[tuple[JaxTap, Any]] = []
+        pending: list[tuple[JaxTap, Array]] = []
 
-        def read(atom: Any) -> Any:
+        def read(atom: Var | Literal) -> Array:
             return atom.val if isinstance(atom, Literal) else values[atom]
 
         values.update(zip(jaxpr.constvars, consts, strict=True))
@@ -144,7 +153,7 @@ class Harvest:
             return False
         return self.wants(tap)
 
-    def _step(self, eqn: Any, inputs: list[Any], *, is_again: bool) -> tuple[Any, list[Group]]:
+    def _step(self, eqn: JaxprEqn, inputs: list[Array], *, is_again: bool) -> _Walked:
         inner = [j for j in jaxprs_in(eqn.params) if self.has_taps(j)]
         if not inner:
             return _bind(eqn, inputs), []
@@ -157,7 +166,7 @@ class Harvest:
         outputs, groups = walk(self, eqn, inputs, is_again)
         return outputs, groups
 
-    def sketch(self, pending: Sequence[tuple[JaxTap, Any]]) -> list[Group]:
+    def sketch(self, pending: Sequence[tuple[JaxTap, Array]]) -> list[Group]:
         """Sketch tapped arrays together."""
         readable = []
         for tap, x in pending:
@@ -167,7 +176,7 @@ class Harvest:
                 self.skip(f"{tap.path or '.'}/{tap.kind}/{tap.slot}", str(reason))
             else:
                 readable.append((tap, x))
-        by_stack: dict[tuple[str, int] | None, list[tuple[JaxTap, Any]]] = {}
+        by_stack: dict[tuple[str, int] | None, list[tuple[JaxTap, Array]]] = {}
         for tap, x in readable:
             by_stack.setdefault(self._stack_of(tap, x), []).append((tap, x))
         return [
@@ -176,7 +185,7 @@ class Harvest:
             for first in range(0, len(some), _TOGETHER)
         ]
 
-    def _stack_of(self, tap: JaxTap, x: Any) -> tuple[str, int] | None:
+    def _stack_of(self, tap: JaxTap, x: Array) -> tuple[str, int] | None:
         """The module whose layers a parameter is stacked for, and how many there are."""
         if tap.kind not in PARAMETER_KINDS:
             return None
@@ -186,7 +195,7 @@ class Harvest:
                 return path, n
         return None
 
-    def _together(self, stack: tuple[str, int] | None, some: list[tuple[JaxTap, Any]]) -> Group:
+    def _together(self, stack: tuple[str, int] | None, some: list[tuple[JaxTap, Array]]) -> Group:
         """One call of the kernel; one for each array where they are spread over devices."""
         n_parts = 1 if stack is None else stack[1]
         arrays = [x for _, x in some]
@@ -206,23 +215,23 @@ class Harvest:
 
     # -- primitives that hold functions --------------------------------------------------------
 
-    def walk_jit(self, eqn: Any, inputs: list[Any], is_again: bool) -> tuple[Any, list[Group]]:
+    def walk_jit(self, eqn: JaxprEqn, inputs: list[Array], is_again: bool) -> _Walked:
         jaxpr, consts = opened(eqn.params["jaxpr"])
         inputs = _constrained(inputs, eqn.params.get("in_shardings", ()))
         outputs, groups = self._walk(jaxpr, consts, inputs, is_again=is_again)
         return _constrained(outputs, eqn.params.get("out_shardings", ())), groups
 
-    def walk_call(self, eqn: Any, inputs: list[Any], is_again: bool) -> tuple[Any, list[Group]]:
+    def walk_call(self, eqn: JaxprEqn, inputs: list[Array], is_again: bool) -> _Walked:
         jaxpr, consts = opened(eqn.params["call_jaxpr"])
         return self._walk(jaxpr, consts, inputs, is_again=is_again)
 
-    def walk_remat(self, eqn: Any, inputs: list[Any], is_again: bool) -> tuple[Any, list[Group]]:
+    def walk_remat(self, eqn: JaxprEqn, inputs: list[Array], is_again: bool) -> _Walked:
         again = is_again or eqn.params["differentiated"]
         if not again:
             return self._walk(eqn.params["jaxpr"], (), inputs, is_again=False)
         box: list[Group] = []
 
-        def body(*args: Any) -> Any:
+        def body(*args: Array) -> tuple[Sequence[Array], list[Array]]:
             outputs, found = self._walk(eqn.params["jaxpr"], (), args, is_again=True)
             box[:] = found
             return outputs, [g.rows for g in found]
@@ -236,14 +245,14 @@ class Harvest:
         groups = [replace(g, rows=r) for g, r in zip(box, results[n:], strict=True)]
         return results[:n], groups
 
-    def walk_scan(self, eqn: Any, inputs: list[Any], is_again: bool) -> tuple[Any, list[Group]]:
+    def walk_scan(self, eqn: JaxprEqn, inputs: list[Array], is_again: bool) -> _Walked:
         p = eqn.params
         jaxpr, closed_over = opened(p["jaxpr"])
         consts, init, xs = _scanned(p, inputs)
         n_carry = len(init)
         box: list[Group] = []
 
-        def body(carry: Any, xs: Any) -> Any:
+        def body(carry: Sequence[Array], xs: Sequence[Array]) -> object:
             args = [*consts, *carry, *xs]
             outputs, found = self._walk(jaxpr, closed_over, args, is_again=is_again)
             box[:] = found
@@ -259,25 +268,27 @@ class Harvest:
         ]
         return [*carry, *ys], groups
 
-    def walk_cond(self, eqn: Any, inputs: list[Any], is_again: bool) -> tuple[Any, list[Group]]:
+    def walk_cond(self, eqn: JaxprEqn, inputs: list[Array], is_again: bool) -> _Walked:
         index, operands = inputs[0], inputs[1:]
         found: list[list[Group]] = []
 
-        def evaluate(closed: Any, *args: Any) -> tuple[Any, list[Group]]:
+        def evaluate(closed: ClosedJaxpr, *args: Array) -> _Walked:
             jaxpr, consts = opened(closed)
             return self._walk(jaxpr, consts, args, is_again=is_again)
 
         for closed in eqn.params["branches"]:
             box: list[Group] = []
 
-            def look(*args: Any, closed: Any = closed, box: list[Group] = box) -> Any:
+            def look(
+                *args: Array, closed: ClosedJaxpr = closed, box: list[Group] = box
+            ) -> tuple[Sequence[Array], list[Array]]:
                 outputs, box[:] = evaluate(closed, *args)
                 return outputs, [g.rows for g in box]
 
             _, shapes = jax.eval_shape(look, *operands)
             found.append([replace(g, rows=s) for g, s in zip(box, shapes, strict=True)])
 
-        def branch(i: int, closed: Any, *args: Any) -> Any:
+        def branch(i: int, closed: ClosedJaxpr, *args: Array) -> object:
             outputs, own = evaluate(closed, *args)
             rows = [
                 [g.rows for g in own] if k == i else [_empty(g.rows.shape) for g in groups]
@@ -294,7 +305,7 @@ class Harvest:
         ]
 
 
-_Walk = Callable[[Harvest, Any, list[Any], bool], tuple[Any, list[Group]]]
+_Walk = Callable[[Harvest, JaxprEqn, list[Array], bool], _Walked]
 
 _WALKS: Final[dict[str, _Walk]] = {
     "jit": Harvest.walk_jit,
@@ -335,7 +346,7 @@ def taps_in(jaxpr: Jaxpr) -> Iterator[JaxTap]:
                 yield from taps_in(inner)
 
 
-def jaxprs_in(params: dict[str, Any]) -> Iterator[Jaxpr]:
+def jaxprs_in(params: Mapping[str, object]) -> Iterator[Jaxpr]:
     """The functions among the parameters of an equation."""
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
@@ -345,12 +356,14 @@ def jaxprs_in(params: dict[str, Any]) -> Iterator[Jaxpr]:
                 yield item
 
 
-def opened(jaxpr: Any) -> tuple[Jaxpr, Sequence[Any]]:
+def opened(jaxpr: ClosedJaxpr | Jaxpr) -> tuple[Jaxpr, Sequence[Array]]:
     """A function and what it closes over, whichever of the two kinds it is."""
     return (jaxpr.jaxpr, jaxpr.consts) if isinstance(jaxpr, ClosedJaxpr) else (jaxpr, ())
 
 
-def _scanned(params: dict[str, Any], inputs: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+def _scanned(
+    params: Mapping[str, Any], inputs: list[Array]
+) -> tuple[list[Array], list[Array], list[Array]]:
     """The inputs of a `scan`: what it closes over, what it carries, what it runs over."""
     if "ft_in" in params:  # from JAX 0.11 on
         consts, init, xs = map(list, params["ft_in"].update(inputs).unpack())
@@ -359,14 +372,14 @@ def _scanned(params: dict[str, Any], inputs: list[Any]) -> tuple[list[Any], list
     return inputs[:n], inputs[n:m], inputs[m:]
 
 
-def _bind(eqn: Any, inputs: list[Any]) -> Any:
+def _bind(eqn: JaxprEqn, inputs: list[Array]) -> Sequence[Array]:
     bound = eqn.primitive.get_bind_params(eqn.params)
     functions, params = bound if isinstance(bound, tuple) else ((), bound)  # as older ones return
     outputs = eqn.primitive.bind(*functions, *inputs, **params)
     return outputs if eqn.primitive.multiple_results else [outputs]
 
 
-def _constrained(values: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
+def _constrained(values: Sequence[Array], shardings: Sequence[object]) -> list[Array]:
     """The values with the shardings that were asked for, where any was."""
     if not shardings:
         return list(values)
@@ -380,6 +393,6 @@ def _empty(shape: tuple[int, ...]) -> Array:
     return jnp.broadcast_to(xla.empty_rows(1)[0], shape)
 
 
-def _without_names(jaxpr: Jaxpr) -> Any:
+def _without_names(jaxpr: Jaxpr) -> DebugInfo:
     """The notes of a function whose arguments have no names any more."""
     return jaxpr.debug_info._replace(arg_names=None, result_paths=None)

@@ -8,15 +8,20 @@ during its outermost call, and so do the copies that `nnx.scan`, `nnx.remat` and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import wraps
-from typing import Any, Final
+from typing import Final
 
 from flax import linen, nnx
+from jax import Array
 
 from sonde.capture.jax import trees
 from sonde.capture.jax.taps import Call, JaxTap, Tracing, current, tap
+from sonde.record import Kind
+
+_Args = tuple[object, ...]
+_Kwargs = Mapping[str, object]
 
 _MARK: Final = "sonde_path"
 _WRAPPERS: Final = ("Checkpoint", "Remat", "Jit", "Vmap", "MapVariables")
@@ -29,7 +34,7 @@ def is_model(x: object) -> bool:
 
 
 @contextmanager
-def intercepted(model: Any) -> Iterator[None]:
+def intercepted(model: object) -> Iterator[None]:
     """Tap what modules take and return inside the block."""
     with ExitStack() as stack:
         stack.enter_context(linen.intercept_methods(_intercept))
@@ -41,7 +46,12 @@ def intercepted(model: Any) -> Iterator[None]:
 # -- linen -------------------------------------------------------------------------------------
 
 
-def _intercept(next_fun: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+def _intercept(
+    next_fun: Callable[..., object],
+    args: _Args,
+    kwargs: _Kwargs,
+    context: linen.module.InterceptorContext,
+) -> object:
     tracing = current()
     module = context.module
     if tracing is None or context.method_name != "__call__" or module.is_initializing():
@@ -59,7 +69,9 @@ def _intercept(next_fun: Callable[..., Any], args: Any, kwargs: Any, context: An
     return _called(tracing, call, next_fun, args, kwargs)
 
 
-def _see_variables(tracing: Tracing, path: str, variables: Any, module: Any) -> None:
+def _see_variables(
+    tracing: Tracing, path: str, variables: Mapping[str, object], module: object
+) -> None:
     """Parameters and buffers as the outermost call uses them."""
     for collection, tree in variables.items():
         for keys, x in trees.named(tree):
@@ -107,9 +119,9 @@ def _is_callable(cls: type) -> bool:
     return any("__call__" in vars(c) for c in cls.__mro__)
 
 
-def _wrapper(call: Callable[..., Any], model: nnx.Module) -> Callable[..., Any]:
+def _wrapper(call: Callable[..., object], model: nnx.Module) -> Callable[..., object]:
     @wraps(call)
-    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def called(self: nnx.Module, *args: object, **kwargs: object) -> object:
         tracing = current()
         if tracing is None or (tracing.call is not None and tracing.call.module is self):
             return call(self, *args, **kwargs)
@@ -125,7 +137,13 @@ def _wrapper(call: Callable[..., Any], model: nnx.Module) -> Callable[..., Any]:
     return called
 
 
-def _nnx_call(tracing: Tracing, module: Any, call: Any, args: Any, kwargs: Any) -> Any:
+def _nnx_call(
+    tracing: Tracing,
+    module: nnx.Module,
+    call: Callable[..., object],
+    args: _Args,
+    kwargs: _Kwargs,
+) -> object:
     path = vars(module).get(_MARK)
     if path is None:  # made inside the call: it is no part of the model
         return call(module, *args, **kwargs)
@@ -136,7 +154,7 @@ def _nnx_call(tracing: Tracing, module: Any, call: Any, args: Any, kwargs: Any) 
     return _called(tracing, made, lambda *a, **k: call(module, *a, **k), args, kwargs)
 
 
-def _mark(tracing: Tracing, root: Any, model: nnx.Module) -> list[Any]:
+def _mark(tracing: Tracing, root: nnx.Module, model: nnx.Module) -> list[nnx.Module]:
     """Give every module under an outermost call its path, and tap what they hold."""
     prefix = _prefix(root, model)
     marked = []
@@ -150,7 +168,7 @@ def _mark(tracing: Tracing, root: Any, model: nnx.Module) -> list[Any]:
     return marked
 
 
-def _see_held(tracing: Tracing, path: str, module: Any) -> None:
+def _see_held(tracing: Tracing, path: str, module: nnx.Module) -> None:
     for name, variable in vars(module).items():
         if not isinstance(variable, nnx.Variable) or isinstance(variable, nnx.RngState):
             continue
@@ -165,7 +183,7 @@ def _see_held(tracing: Tracing, path: str, module: Any) -> None:
             tap(x, what)
 
 
-def _prefix(root: Any, model: nnx.Module) -> list[str]:
+def _prefix(root: nnx.Module, model: nnx.Module) -> list[str]:
     """Where a module that is called by itself lies in the model."""
     if type(root) is type(model):
         return []
@@ -176,19 +194,21 @@ def _prefix(root: Any, model: nnx.Module) -> list[str]:
 # -- both --------------------------------------------------------------------------------------
 
 
-def _called(tracing: Tracing, call: Call, function: Any, args: Any, kwargs: Any) -> Any:
-    named = {str(i): a for i, a in enumerate(args)} | kwargs
+def _called(
+    tracing: Tracing, call: Call, function: Callable[..., object], args: _Args, kwargs: _Kwargs
+) -> object:
+    named = {**{str(i): a for i, a in enumerate(args)}, **kwargs}
     seen = trees.mapped(named, lambda slot, x: _see(call, "input", slot, x), _is_object)
-    args, kwargs = [seen[str(i)] for i in range(len(args))], {k: seen[k] for k in kwargs}
+    taken = [seen[str(i)] for i in range(len(args))]
     tracing.stack.append(call)
     try:
-        result = function(*args, **kwargs)
+        result = function(*taken, **{k: seen[k] for k in kwargs})
     finally:
         tracing.stack.pop()
     return trees.mapped(result, lambda slot, x: _see(call, "output", slot, x), _is_object)
 
 
-def _see(call: Call, kind: Any, slot: str, x: Any) -> Any:
+def _see(call: Call, kind: Kind, slot: str, x: Array) -> Array:
     return tap(x, JaxTap(kind, call.path, slot, call, call.type, call.module))
 
 

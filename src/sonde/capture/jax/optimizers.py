@@ -7,14 +7,15 @@ as long as a function is traced; other functions use it by name, as `watch.optim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, Final
+from typing import Final
 
 import optax
 from flax import nnx
 from flax.training import train_state
+from jax import Array
 
 from sonde.capture.jax import trees
 from sonde.capture.jax.taps import JaxTap, Tracing, current, tap
@@ -33,15 +34,24 @@ _COUNTERS: Final = (
 )
 
 
-def tapped(tx: Any) -> optax.GradientTransformationExtraArgs:
+_Updated = tuple[optax.Updates, optax.OptState]
+
+
+def tapped(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """The same optimizer; its arrays are tapped where a function is traced for recording."""
     update = optax.with_extra_args_support(tx).update
 
     @wraps(update)
-    def tapped_update(grads: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+    def tapped_update(
+        grads: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra: object,
+    ) -> _Updated:
         tracing = current()
         if tracing is None or tracing.has_update:  # or inside another one
-            return update(grads, state, params, **extra)
+            plain: _Updated = update(grads, state, params, **extra)
+            return plain
         tracing.has_update = True
         try:
             return _update(tracing, update, grads, state, params, extra)
@@ -58,7 +68,7 @@ def intercepted() -> Iterator[None]:
     apply_gradients = train_state.TrainState.apply_gradients
 
     @wraps(nnx_update)
-    def update(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def update(self: nnx.Optimizer, *args: object, **kwargs: object) -> object:
         own = self.tx
         object.__setattr__(self, "tx", tapped(own))
         try:
@@ -67,7 +77,7 @@ def intercepted() -> Iterator[None]:
             object.__setattr__(self, "tx", own)
 
     @wraps(apply_gradients)
-    def apply(self: Any, **kwargs: Any) -> Any:
+    def apply(self: train_state.TrainState, **kwargs: object) -> train_state.TrainState:
         return apply_gradients(self.replace(tx=tapped(self.tx)), **kwargs).replace(tx=self.tx)
 
     nnx.Optimizer.update = update
@@ -80,8 +90,8 @@ def intercepted() -> Iterator[None]:
 
 
 def see_trees(
-    tracing: Tracing, params: Any = None, state: Any = None, grads: Any = None
-) -> list[tuple[JaxTap, Any]]:
+    tracing: Tracing, params: object = None, state: object = None, grads: object = None
+) -> list[tuple[JaxTap, Array]]:
     """What there is to record of trees that were given by hand."""
     known = {keys for keys, _ in trees.named(params if params is not None else grads)}
     return [
@@ -93,12 +103,12 @@ def see_trees(
 
 def _update(
     tracing: Tracing,
-    update: Callable[..., Any],
-    grads: Any,
-    state: Any,
-    params: Any,
-    extra: dict[str, Any],
-) -> Any:
+    update: Callable[..., _Updated],
+    grads: optax.Updates,
+    state: optax.OptState,
+    params: optax.Params | None,
+    extra: Mapping[str, object],
+) -> _Updated:
     if params is not None and not tracing.has_parameters:
         _see(_taps_of(tracing, params, "param"))
         tracing.has_parameters = True
@@ -125,10 +135,11 @@ def _update(
     return updates, new_state
 
 
-_Part = tuple[Any, Callable[..., Any]]
+_Part = tuple[optax.OptState, Callable[..., _Updated]]
+"""A stage of a chain: its state and its function."""
 
 
-def _stages(update: Callable[..., Any], state: Any) -> list[_Part] | None:
+def _stages(update: Callable[..., _Updated], state: optax.OptState) -> list[_Part] | None:
     """The states and functions of a chain, in order; None if it is no chain that is known.
 
     `optax.chain` keeps its functions in a closure. They are called here as it calls them.
@@ -155,7 +166,7 @@ def _clipping(stages: list[_Part] | None) -> tuple[list[_Part], list[_Part]]:
     return (stages or [])[:n], (stages or [])[n:]
 
 
-def _name(part: Callable[..., Any]) -> str:
+def _name(part: object) -> str:
     """Which function of optax made it, also behind the wrapper that takes more arguments."""
     for cell in getattr(part, "__closure__", None) or ():
         inner = cell.cell_contents
@@ -165,12 +176,14 @@ def _name(part: Callable[..., Any]) -> str:
     return str(getattr(part, "__qualname__", ""))
 
 
-def _see(taps: list[tuple[JaxTap, Any]]) -> None:
+def _see(taps: list[tuple[JaxTap, Array]]) -> None:
     for what, x in taps:
         tap(x, what)
 
 
-def _taps_of(tracing: Tracing, tree: Any, kind: Kind, suffix: str = "") -> list[tuple[JaxTap, Any]]:
+def _taps_of(
+    tracing: Tracing, tree: object, kind: Kind, suffix: str = ""
+) -> list[tuple[JaxTap, Array]]:
     if tree is None or kind not in tracing.kinds:
         return []
     found = []
@@ -182,11 +195,13 @@ def _taps_of(tracing: Tracing, tree: Any, kind: Kind, suffix: str = "") -> list[
     return found
 
 
-def _state_taps(tracing: Tracing, state: Any, known: set[trees.Keys]) -> list[tuple[JaxTap, Any]]:
+def _state_taps(
+    tracing: Tracing, state: object, known: set[trees.Keys]
+) -> list[tuple[JaxTap, Array]]:
     """State by parameter: `kernel/mu`. Counters are left out, as they say nothing about tensors."""
     if state is None or "optim" not in tracing.kinds:
         return []
-    found: dict[tuple[str, str], tuple[JaxTap, Any]] = {}
+    found: dict[tuple[str, str], tuple[JaxTap, Array]] = {}
     for keys, x in trees.named(state):
         at = next((i for i in range(len(keys)) if keys[i:] in known), None)
         if at is None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
+from jax import Array
 from numpy.typing import NDArray
 
 from sonde.capture.array_rows import ArrayRows
@@ -24,7 +24,7 @@ class FetchedRows:
 
     can_wait = True
 
-    def __init__(self, rows: Any) -> None:
+    def __init__(self, rows: Array) -> None:
         self._shards = [s.data for s in rows.addressable_shards if s.replica_id == 0]
         for shard in self._shards:
             shard.copy_to_host_async()
@@ -69,7 +69,7 @@ class DeviceRows(ArrayRows):
         return self._drain.has_room
 
     def put(
-        self, layout: Layout, rows: Any, phase: str, step: int, types: Mapping[str, str]
+        self, layout: Layout, rows: Array, phase: str, step: int, types: Mapping[str, str]
     ) -> None:
         """Hand the rows of a function to the drain, without waiting for them."""
         fetched = FetchedRows(rows)

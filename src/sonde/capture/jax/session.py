@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import ParamSpec, TypeVar, cast
 
 import jax
 import numpy as np
 from flax import nnx
 from jax import Array
+from jax.extend.core import ClosedJaxpr
 
 from sonde._errors import SondeError
 from sonde.capture.array_session import ArraySession
@@ -24,28 +25,32 @@ from sonde.capture.phases import is_training
 from sonde.capture.plan import Plan, Schedule
 from sonde.record import PARAMETER_KINDS, Kind, Site
 
+F = TypeVar("F", bound=Callable[..., object])
+P = ParamSpec("P")
+T = TypeVar("T")
+
 
 class JaxSession(ArraySession):
     """A model of Flax, or a plain function, whose steps are recorded where they are due."""
 
     def __init__(
-        self, model: Any, plan: Plan, schedule: Schedule, drain: Drain, *, step: int
+        self, model: object, plan: Plan, schedule: Schedule, drain: Drain, *, step: int
     ) -> None:
         super().__init__(model, plan, schedule, drain, step=step)
         self.model = model
         self._drain = drain
         self._rows: DeviceRows = DeviceRows(drain)
-        self._functions: dict[Any, tuple[Any, Callable[..., Any]]] = {}
+        self._functions: dict[Hashable, tuple[object, Callable[..., object]]] = {}
 
     # -- for users -----------------------------------------------------------------------------
 
-    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(self, function: F) -> F:
         """The function as a training step: recorded where it is due, and every call ends a step."""
         _check_function(function)
         self.has_optimizer = True
         run = recorded(function, self)
 
-        def step(*args: Any, **kwargs: Any) -> Any:
+        def step(*args: object, **kwargs: object) -> object:
             result = run(*args, **kwargs)
             self.end_step()
             return result
@@ -54,26 +59,29 @@ class JaxSession(ArraySession):
             if hasattr(function, name):
                 setattr(step, name, getattr(function, name))
         step.__wrapped__ = function  # type: ignore[attr-defined]  # as functools.wraps has it
-        return step
+        return cast("F", step)
 
-    def intercept(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def intercept(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What the function returns; the call is recorded if the current step is."""
         _check_function(function)
         key = _identity(function)
         if key not in self._functions:
             self._functions[key] = (function, recorded(function, self))
-        return self._functions[key][1](*args, **kwargs)
+        run = cast("Callable[P, T]", self._functions[key][1])
+        return run(*args, **kwargs)
 
-    def recorded_optimizer(self, tx: Any) -> Any:
+    def recorded_optimizer(self, tx: T) -> T:
         """The optax optimizer `tx` with its gradients, updates and state recorded."""
         if not (callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))):
             raise SondeError(
                 f"`tx` must be an optax optimizer (a GradientTransformation), got "
                 f"{type(tx).__name__}."
             )
-        return optimizers.tapped(tx)
+        return cast("T", optimizers.tapped(tx))
 
-    def end_with(self, params: Any, state: Any, grads: Any, refuse: Callable[[str], None]) -> None:
+    def end_with(
+        self, params: object, state: object, grads: object, refuse: Callable[[str], None]
+    ) -> None:
         """Record trees that a function has returned, and end the step."""
         began = time.perf_counter_ns()
         phase = self.begin()
@@ -114,7 +122,7 @@ class JaxSession(ArraySession):
     def skip(self, where: str, reason: str) -> None:
         self.troubles.skip(where, reason)
 
-    def take_rows(self, layout: Layout, rows: Any, phase: str, types: dict[str, str]) -> None:
+    def take_rows(self, layout: Layout, rows: Array, phase: str, types: dict[str, str]) -> None:
         began = time.perf_counter_ns()
         try:
             with self._lock:
@@ -123,7 +131,7 @@ class JaxSession(ArraySession):
             self.troubles.failed("rows", error)
         self._spent_ns += time.perf_counter_ns() - began
 
-    def see_graph(self, closed: Any) -> None:
+    def see_graph(self, closed: ClosedJaxpr) -> None:
         try:
             part = graph_of(closed, self.step)
             if part is not None:
@@ -131,13 +139,13 @@ class JaxSession(ArraySession):
         except Exception as error:
             self.troubles.failed("graph", error)
 
-    def unrecorded(self, function: Any, error: Exception) -> None:
+    def unrecorded(self, function: object, error: Exception) -> None:
         name = getattr(function, "__name__", type(function).__name__)
         self.troubles.failed(f"function {name}", SondeError(_remedy(name, error)))
 
     # -- as a session --------------------------------------------------------------------------
 
-    def number(self, value: Any) -> Value:  # type: ignore[override]  # or the promise of one
+    def number(self, value: object) -> Value:  # type: ignore[override]  # or the promise of one
         if not isinstance(value, Array):
             return super().number(value)
         if isinstance(value, jax.core.Tracer):
@@ -149,7 +157,7 @@ class JaxSession(ArraySession):
         value.copy_to_host_async()
         return lambda: float(np.asarray(value).reshape(()))
 
-    def record(self, name: object, x: Any, refuse: Callable[[str], None]) -> None:
+    def record(self, name: object, x: object, refuse: Callable[[str], None]) -> None:
         if not isinstance(x, Array) or not isinstance(name, str) or not name:
             super().record(name, x, refuse)
             return
@@ -181,7 +189,12 @@ class JaxSession(ArraySession):
         self._phases.force(*before)
 
     def _see(
-        self, params: Any, state: Any, grads: Any, phase: str, refuse: Callable[[str], None]
+        self,
+        params: object,
+        state: object,
+        grads: object,
+        phase: str,
+        refuse: Callable[[str], None],
     ) -> None:
         pure = [nnx.to_pure_dict(t) if isinstance(t, nnx.State) else t for t in (params, grads)]
         tracing = Tracing(self.plan.kinds)
@@ -189,7 +202,7 @@ class JaxSession(ArraySession):
         self._sketch_now([(t, x) for t, x in seen if self.wants(t)], phase, refuse)
 
     def _sketch_now(
-        self, seen: Sequence[tuple[JaxTap, Any]], phase: str, refuse: Callable[[str], None]
+        self, seen: Sequence[tuple[JaxTap, Array]], phase: str, refuse: Callable[[str], None]
     ) -> None:
         """Sketch arrays outside functions, without waiting for them."""
         alive = [(t, x) for t, x in seen if not x.is_deleted()]
@@ -217,10 +230,10 @@ def _check_function(function: object) -> None:
         )
 
 
-def _identity(function: Any) -> Any:
+def _identity(function: object) -> Hashable:
     """What tells functions apart: a method is a new object every time it is looked up."""
     inner = getattr(function, "__func__", None)
-    return id(function) if inner is None else (id(inner), id(function.__self__))
+    return id(function) if inner is None else (id(inner), id(getattr(function, "__self__", None)))
 
 
 def _remedy(name: str, error: Exception) -> str:

@@ -8,17 +8,22 @@ the traced function and puts sketches where taps are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final, TypeVar
 
 import jax
+from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from sonde.record import Kind
+
+T = TypeVar("T")
+
+_Arrays = Sequence[Array]
 
 GRADIENT: Final[dict[Kind, Kind]] = {
     "input": "input_grad",
@@ -38,7 +43,7 @@ class Call:
 
     path: str
     type: str
-    module: Any
+    module: object
     parent: Call | None
     size: int = 0
     whole: int = 0
@@ -53,7 +58,7 @@ class JaxTap:
     slot: str
     call: Call | None = None
     type: str = ""
-    module: Any = None
+    module: object = None
     requires_grad: bool | None = None
 
     def gradient(self) -> JaxTap | None:
@@ -76,7 +81,7 @@ class Tracing:
     stack: list[Call] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)
-    modules: dict[str, Any] = field(default_factory=dict)
+    modules: dict[str, object] = field(default_factory=dict)
     has_parameters: bool = False
     has_update: bool = False
 
@@ -107,16 +112,16 @@ tap_p: Final = Primitive("sonde_tap")
 cotap_p: Final = Primitive("sonde_cotap")
 
 
-def tap(x: Any, what: JaxTap) -> Any:
-    """The array itself, marked. `Any`: a traced array."""
+def tap(x: Array, what: JaxTap) -> Array:
+    """The array itself, marked."""
     return tap_p.bind(x, tap=what)
 
 
-def _itself(x: Any, **_: Any) -> Any:
+def _itself(x: T, **_: object) -> T:
     return x
 
 
-def _jvp(primals: Any, tangents: Any, *, tap: JaxTap) -> Any:
+def _jvp(primals: _Arrays, tangents: _Arrays, *, tap: JaxTap) -> tuple[Array, Array]:
     (x,), (t,) = primals, tangents
     out = tap_p.bind(x, tap=tap)
     gradient = tap.gradient()
@@ -125,11 +130,11 @@ def _jvp(primals: Any, tangents: Any, *, tap: JaxTap) -> Any:
     return out, cotap_p.bind(t, tap=gradient)
 
 
-def _transpose(cotangent: Any, _x: Any, *, tap: JaxTap) -> Any:
+def _transpose(cotangent: Array, _x: object, *, tap: JaxTap) -> list[Array]:
     return [cotangent if type(cotangent) is ad.Zero else tap_p.bind(cotangent, tap=tap)]
 
 
-def _cotap_jvp(primals: Any, tangents: Any, *, tap: JaxTap) -> Any:
+def _cotap_jvp(primals: _Arrays, tangents: _Arrays, *, tap: JaxTap) -> tuple[Array, Array]:
     (x,), (t,) = primals, tangents
     return cotap_p.bind(x, tap=tap), t
 
@@ -140,7 +145,9 @@ def _install() -> None:
         primitive.def_abstract_eval(_itself)
         mlir.register_lowering(primitive, lambda _ctx, x, **_: [x])
 
-        def batch(args: Any, dims: Any, *, tap: JaxTap, primitive: Any = primitive) -> Any:
+        def batch(
+            args: _Arrays, dims: Sequence[object], *, tap: JaxTap, primitive: Primitive = primitive
+        ) -> tuple[Array, object]:
             return primitive.bind(args[0], tap=tap), dims[0]
 
         batching.primitive_batchers[primitive] = batch

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final, TypeVar, cast
 
 import jax
 from jax import Array
+from jax.tree_util import KeyPath
 
 _MOST: Final = 64
 """Arrays of one value that are told apart."""
 
+T = TypeVar("T")
 Keys = tuple[str, ...]
 
 
-def keys_of(path: Any) -> Keys:
-    """The keys of a path of JAX's as words. `Any`: a tuple of key objects."""
+def keys_of(path: KeyPath) -> Keys:
+    """The keys of a path of JAX's as words."""
     return tuple(_word(key) for key in path)
 
 
@@ -24,10 +26,10 @@ def is_array(x: object) -> bool:
     return isinstance(x, Array) and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
 
 
-def mapped(value: Any, see: Callable[[str, Any], Any], is_leaf: Callable[[Any], bool]) -> Any:
+def mapped(value: T, see: Callable[[str, Array], Array], is_leaf: Callable[[object], bool]) -> T:
     """The same value with `see(slot, array)` for each array in it; nothing else is replaced."""
     if is_array(value):
-        return see("0", value)
+        return cast("T", see("0", value))
     leaves, tree = jax.tree_util.tree_flatten_with_path(value, is_leaf=is_leaf)
     found = [x for _, x in leaves]
     seen = 0
@@ -35,10 +37,10 @@ def mapped(value: Any, see: Callable[[str, Any], Any], is_leaf: Callable[[Any], 
         if is_array(x) and seen < _MOST:
             found[i] = see(".".join(keys_of(path)), x)
             seen += 1
-    return jax.tree_util.tree_unflatten(tree, found) if seen else value
+    return cast("T", jax.tree_util.tree_unflatten(tree, found)) if seen else value
 
 
-def named(tree: Any) -> list[tuple[Keys, Any]]:
+def named(tree: object) -> list[tuple[Keys, Array]]:
     """Each array of a tree of parameters with its keys; boxes around arrays have no key."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     found = []
@@ -57,7 +59,7 @@ def place_of(keys: Keys) -> tuple[str, str]:
     return ".".join(inner[:-1]), inner[-1] if inner else "0"
 
 
-def _word(key: Any) -> str:
+def _word(key: object) -> str:
     for attribute in ("key", "name", "idx"):
         if hasattr(key, attribute):
             return str(getattr(key, attribute))

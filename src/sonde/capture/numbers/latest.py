@@ -31,7 +31,7 @@ class Latest:
     def __init__(self) -> None:
         self._sites: dict[int, Site] = {}
         self._last: tuple[int, list[int], Sketches] | None = None
-        self._norms = Recent(steps=_STEPS)
+        self._norms: Recent[str, float] = Recent(steps=_STEPS)
 
     @property
     def step(self) -> int | None:

@@ -45,7 +45,7 @@ class RecentScalars:
     """Keeps the scalars of the last few steps, where no module has numbers."""
 
     def __init__(self, *, steps: int = 8) -> None:
-        self._recent = Recent(steps=steps)
+        self._recent: Recent[str, Value] = Recent(steps=steps)
 
     @property
     def last_step(self) -> int:
@@ -84,7 +84,7 @@ class Scalars:
 
     def log(
         self,
-        values: Mapping[str, Any],
+        values: Mapping[str, object],
         *,
         step: int | None,
         reduce: str,
@@ -101,8 +101,8 @@ class Scalars:
             refuse(f"Numbers were not logged: `step` must be an int of 0 or more, got {kind}.")
             return
         label = self._phases.label if step is None else int(step)
-        if isinstance(values.get(NOTE), str):
-            self._drain.put(Event(NOTE, values[NOTE][:_MAX_NOTE], step=label))
+        if isinstance(note := values.get(NOTE), str):
+            self._drain.put(Event(NOTE, note[:_MAX_NOTE], step=label))
             values = {name: value for name, value in values.items() if name != NOTE}
         numbers = self._checked(values, refuse)
         if numbers:
@@ -146,7 +146,7 @@ class Scalars:
         return {f"{prefix}/{key}": v for key, v in found.items()} if prefix else found
 
     def _checked(
-        self, values: Mapping[str, Any], refuse: Callable[[str], None]
+        self, values: Mapping[str, object], refuse: Callable[[str], None]
     ) -> dict[str, Value]:
         numbers: dict[str, Value] = {}
         for name, value in values.items():

@@ -21,7 +21,6 @@ import threading
 import time
 from _thread import get_ident
 from collections.abc import Callable
-from typing import Any
 from weakref import ref
 
 import torch
@@ -173,7 +172,9 @@ class Capture:
 
     # -- what hooks report ---------------------------------------------------------------------
 
-    def enter(self, tap: Tap, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def enter(
+        self, tap: Tap, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
         began = time.perf_counter_ns()
         try:
             with self.lock:
@@ -183,7 +184,7 @@ class Capture:
         finally:
             self.spent_ns += time.perf_counter_ns() - began
 
-    def leave(self, tap: Tap, module: nn.Module, output: Any) -> None:
+    def leave(self, tap: Tap, module: nn.Module, output: object) -> None:
         began = time.perf_counter_ns()
         try:
             with self.lock:
@@ -246,7 +247,7 @@ class Capture:
         finally:
             self.spent_ns += time.perf_counter_ns() - began
 
-    def attach(self, x: Any, name: str) -> None:
+    def attach(self, x: object, name: str) -> None:
         """A tensor was given a name inside of the forward of a watched module."""
         if torch.compiler.is_compiling():
             if isinstance(x, Tensor) and hooks.is_placing():
@@ -305,7 +306,9 @@ class Capture:
 
     # -- modules -------------------------------------------------------------------------------
 
-    def _enter(self, tap: Tap, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _enter(
+        self, tap: Tap, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
         if tap.module() is not module and not is_replica(module):
             return
         at = self.current_pass()
@@ -332,7 +335,13 @@ class Capture:
         return True
 
     def _see_call(
-        self, tap: Tap, at: Pass, call: int, module: nn.Module, args: Any, kwargs: Any
+        self,
+        tap: Tap,
+        at: Pass,
+        call: int,
+        module: nn.Module,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
     ) -> None:
         """A call begins that is recorded: its inputs, and all that wants to know of calls."""
         if len(at.stack) == 1 and self.recorder.capturing is None:
@@ -344,7 +353,7 @@ class Capture:
         if (tap.input or tap.input_grad) and not self.collector.too_many(tap, call):
             self.collector.inputs(tap, at, call, inputs(args, kwargs, MAX_SLOTS + 1))
 
-    def _leave(self, tap: Tap, module: nn.Module, output: Any) -> None:
+    def _leave(self, tap: Tap, module: nn.Module, output: object) -> None:
         if tap.module() is not module and not is_replica(module):
             return
         at = self._passes.get(get_ident()) or self.current_pass()
@@ -361,7 +370,7 @@ class Capture:
         if not call or not self.collector.too_many(tap, call):
             self._see_return(tap, at, call, module, output, is_redone)
 
-    def _ended_call(self, tap: Tap, at: Pass, module: nn.Module, output: Any) -> int:
+    def _ended_call(self, tap: Tap, at: Pass, module: nn.Module, output: object) -> int:
         """The number of the call that ends; -1 if it is none of ours."""
         if tap.enters:
             call = pop(at.stack, tap)
@@ -376,7 +385,7 @@ class Capture:
         return call
 
     def _see_return(
-        self, tap: Tap, at: Pass, call: int, module: nn.Module, output: Any, is_redone: bool
+        self, tap: Tap, at: Pass, call: int, module: nn.Module, output: object, is_redone: bool
     ) -> None:
         """A call ends that is recorded: its outputs."""
         collector = self.collector

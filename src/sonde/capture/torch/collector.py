@@ -13,10 +13,11 @@ Not thread-safe: the capture serialises.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from sonde._torch_internals.tensors import version_of
 from sonde.capture.native import MOST_PLACES, GradHook, Point, Row, Seen
@@ -41,7 +42,9 @@ class Collector:
         self._leaves = LeafHooks()
         self._tangent = HeldTensor()
         self._keyed: dict[tuple[TapKey, str], list[Spot]] = {}
-        self._heads: WeakKeyDictionary[Tap, dict[tuple[Any, ...], list[Spot]]] = WeakKeyDictionary()
+        self._heads: WeakKeyDictionary[Tap, dict[tuple[object, ...], list[Spot]]] = (
+            WeakKeyDictionary()
+        )
         self.observer: Observer | None = None
 
     def clear(self) -> None:
@@ -180,7 +183,7 @@ class Collector:
         if returned:
             self._tangent.put(grad, row)
 
-    def limited(self, tap: Tap, found: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    def limited(self, tap: Tap, found: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
         """As many tensors of a call as are told apart."""
         if len(found) > MAX_SLOTS:
             self._troubles.skip(tap.path or ".", f"more than {MAX_SLOTS} tensors in one call")
@@ -301,7 +304,7 @@ class LeafHooks:
     __slots__ = ("_held",)
 
     def __init__(self) -> None:
-        self._held: dict[int, tuple[ref[Tensor], GradHook, Any]] = {}
+        self._held: dict[int, tuple[ref[Tensor], GradHook, RemovableHandle]] = {}
 
     def watch(self, x: Tensor, spot: Spot, owner: TapOwner) -> None:
         held = self._held.get(id(x))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import ref
 
 from torch import nn
@@ -45,5 +45,5 @@ class Facts:
 
 
 def _probability(found: ref[nn.Module] | None) -> float | None:
-    p: Any = None if found is None else getattr(found(), "p", None)
+    p: object = None if found is None else getattr(found(), "p", None)
     return float(p) if isinstance(p, int | float) else None

@@ -51,7 +51,9 @@ def take_off(tap: Tap, number: int, *, for_good: bool = False) -> None:
         modules.take_off(module, number, for_good=for_good)
 
 
-def inputs(args: tuple[Any, ...], kwargs: dict[str, Any], limit: int) -> list[tuple[str, Any]]:
+def inputs(
+    args: tuple[object, ...], kwargs: dict[str, object], limit: int
+) -> list[tuple[str, Tensor]]:
     """The tensors that a call was given: `0`, `1.key` by position, `mask` by name."""
     found = leaves(args, Tensor, limit)
     return found + leaves(kwargs, Tensor, limit - len(found)) if kwargs else found
@@ -83,7 +85,9 @@ class Enter(_ModuleHook):
 
     __slots__ = ()
 
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def __call__(
+        self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
         tap = self.tap
         if is_compiling():
             if hooks.is_placing():
@@ -99,18 +103,20 @@ class EnterRoot(Enter):
 
     __slots__ = ()
 
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def __call__(
+        self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
         if not is_compiling():
             self.tap.owner.silence.passed()
         Enter.__call__(self, module, args, kwargs)
 
 
 class Leave(_ModuleHook):
-    """Forward hook."""
+    """Forward hook. `Any`: the native path takes nothing but a tensor."""
 
     __slots__ = ()
 
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+    def __call__(self, module: nn.Module, args: tuple[object, ...], output: Any) -> None:
         tap = self.tap
         if is_compiling():
             if hooks.is_placing():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from sonde._signals import pass_on
@@ -27,11 +25,11 @@ def taker(model: nn.Module, drain: Drain, troubles: Troubles, max_calls: int) ->
     )
 
 
-def _inputs(args: Any, kwargs: Any) -> list[tuple[str, Tensor]]:
+def _inputs(args: tuple[object, ...], kwargs: dict[str, object]) -> list[tuple[str, Tensor]]:
     return inputs(args, kwargs, MAX_SLOTS)
 
 
-def _outputs(output: Any) -> list[tuple[str, Tensor]]:
+def _outputs(output: object) -> list[tuple[str, Tensor]]:
     try:
         return leaves(output, Tensor, MAX_SLOTS)
     except Exception as error:

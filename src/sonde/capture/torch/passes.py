@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import suppress
 from types import CodeType, FrameType
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -43,7 +43,7 @@ class ObserverNeeds(Protocol):
     follows_calls: bool
 
 
-def native_path(lock: Any, root: ref[nn.Module]) -> Native | None:
+def native_path(lock: object, root: ref[nn.Module]) -> Native | None:
     """The native path for a capture of a model, with its lock; None where there is none."""
     if not (AVAILABLE and HAS_VERSIONS and HAS_HOOK_DICTS) or EXCHANGE is None:
         return None
@@ -146,7 +146,7 @@ class Checkpoints:
     __slots__ = ("_owed",)
 
     def __init__(self) -> None:
-        self._owed: WeakKeyDictionary[Any, dict[Tap, list[int]]] = WeakKeyDictionary()
+        self._owed: WeakKeyDictionary[object, dict[Tap, list[int]]] = WeakKeyDictionary()
 
     def forward(self, tap: Tap, call: int) -> None:
         """A call without gradients begins, or ends; remember it if it will have to be redone."""
@@ -170,7 +170,7 @@ class Checkpoints:
         self._owed.clear()
 
 
-def _context(method: str) -> Any:
+def _context(method: str) -> object:
     """The context of the checkpoint that is in its `forward` or `backward` now, None if none is."""
     name = f"CheckpointFunction.{method}"
     frame: FrameType | None = frame_at(2)

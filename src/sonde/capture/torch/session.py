@@ -169,12 +169,12 @@ class TorchSession:
         cost = None if meter is None else meter.cost
         return None if cost is None else cost._asdict()
 
-    def costs(self, wall_s: float, budget: Budget | None) -> dict[str, Any]:
+    def costs(self, wall_s: float, budget: Budget | None) -> dict[str, object]:
         """What recording has cost in that time, for `run.info`."""
         capture = self.capture
         hooks_s = capture.spent_ns / 1e9
         share = hooks_s / max(wall_s, 1e-9)
-        overhead: dict[str, Any] = {"hooks_s": hooks_s, "wall_s": wall_s, "share": share}
+        overhead: dict[str, object] = {"hooks_s": hooks_s, "wall_s": wall_s, "share": share}
         if (device_cost := self.device_cost) is not None:
             overhead["device"] = device_cost
         if budget is not None:
@@ -210,7 +210,7 @@ class TorchSession:
 
     def log(
         self,
-        values: Mapping[str, Any],
+        values: Mapping[str, object],
         *,
         step: int | None,
         reduce: str,
@@ -233,12 +233,12 @@ class TorchSession:
 
     def add_metric(
         self,
-        name: str | Callable[..., Any],
-        fn: Callable[..., Any] | None,
+        name: str | Callable[..., object],
+        fn: Callable[..., object] | None,
         *,
         kind: str | tuple[str, ...] | None,
-        where: Any,
-        reduce: Any,
+        where: object,
+        reduce: object,
         every: Every | None,
         against: str | None,
     ) -> None:
@@ -347,7 +347,7 @@ def _selects_any(model: nn.Module, plan: Plan) -> bool:
         ) from error
 
 
-def _optimizer(given: Any) -> Optimizer:
+def _optimizer(given: object) -> Optimizer:
     """The optimizer that runs the hooks: this one, or what a wrapper keeps as `.optimizer`."""
     inner = None if isinstance(given, type) else getattr(given, "optimizer", None)
     own, inners = optimizer_hooks(given), optimizer_hooks(inner)

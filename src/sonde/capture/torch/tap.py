@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 from weakref import WeakValueDictionary, ref
 
 from torch import Tensor, nn
@@ -51,10 +51,12 @@ class TapOwner(Protocol):
         """The model without wrappers."""
         ...
 
-    def enter(self, tap: Tap, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def enter(
+        self, tap: Tap, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
         """A module was called, in eager mode, while something may have to be recorded."""
 
-    def leave(self, tap: Tap, module: nn.Module, output: Any) -> None:
+    def leave(self, tap: Tap, module: nn.Module, output: object) -> None:
         """A module returned, or raised an exception: then the output is None."""
 
     def gradient(self, spots: list[Spot], grad: Tensor, returned: bool) -> None:
@@ -145,7 +147,7 @@ class Tap:
         self.output = "output" in kinds
         self.output_grad = "output_grad" in kinds
         self.enters = is_root or self.input or self.input_grad or not is_plain(module)
-        self.spots: dict[tuple[Any, ...], Spot] = {}
+        self.spots: dict[tuple[object, ...], Spot] = {}
         self.outputs: dict[tuple[int, str, str], tuple[Spot, Spot]] = {}
         self.lane: Lane | None = None
         self.key: Tensor | None = None

@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +35,7 @@ def coord_check(
     widths: Sequence[int] = (128, 256, 512, 1024),
     steps: int = 3,
     seeds: int = 1,
-    where: Any = None,
+    where: object = None,
     dir: str | os.PathLike[str] | None = None,
     name: str = "coord-check",
     tolerance: float = TOLERANCE,
@@ -80,7 +79,7 @@ def coord_check(
 
 
 def _train(
-    make: Make, width: int, seed: int, steps: int, where: Any, folder: Path, name: str
+    make: Make, width: int, seed: int, steps: int, where: object, folder: Path, name: str
 ) -> dict[tuple[str, Term], float]:
     """Terms of each module after that many updates, per coordinate."""
     torch.manual_seed(seed)
@@ -145,7 +144,7 @@ class _Size:
         self._sizes = sizes
         self._path = path
 
-    def __call__(self, module: nn.Module, _args: Any, output: Any) -> None:
+    def __call__(self, module: nn.Module, _args: object, output: object) -> None:
         found = leaves(output, Tensor, 1)
         if found and found[0][1].dim():
             x = found[0][1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -94,7 +94,7 @@ def train(
     return Trained(watching.path, writes)
 
 
-def _optimizer(scenario: Scenario, steps: int) -> Any:
+def _optimizer(scenario: Scenario, steps: int) -> optax.GradientTransformation:
     rates = jnp.array([scenario.rate(step, steps) for step in range(steps)])
     adam = optax.adamw(lambda count: rates[count], b2=0.99, weight_decay=0.1)
     if scenario.clip_norm is None:
@@ -102,7 +102,7 @@ def _optimizer(scenario: Scenario, steps: int) -> Any:
     return optax.chain(optax.clip_by_global_norm(scenario.clip_norm), adam)
 
 
-def _step(model: NnxTransformer, optimizer: Any, taken: Array, following: Array) -> Array:
+def _step(model: NnxTransformer, optimizer: nnx.Optimizer, taken: Array, following: Array) -> Array:
     def loss_of(model: NnxTransformer) -> Array:
         scores = model(taken)
         return optax.softmax_cross_entropy_with_integer_labels(scores, following).mean()

@@ -12,7 +12,7 @@ its memory is free; so nothing is kept alive, and nothing is mistaken for someth
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 from weakref import ref
 
 from torch import Tensor
@@ -52,7 +52,7 @@ class _Store:
 
     __slots__ = ("base", "objects", "regions", "weak")
 
-    def __init__(self, weak: Any) -> None:
+    def __init__(self, weak: object) -> None:
         self.weak = weak
         self.base = NOTHING
         self.regions: dict[Region, Origins] = {}
@@ -182,7 +182,7 @@ def _key(x: Tensor) -> int | None:
         return None  # no storage of its own: sparse, a wrapper of a transformation
 
 
-def _weak(x: Tensor) -> Any:
+def _weak(x: Tensor) -> object:
     return StorageWeakRef(x.untyped_storage())
 
 

@@ -6,10 +6,10 @@ from _thread import get_ident
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from sonde._signals import IGNORING, pass_on
 from sonde.graph.torch.inert import InertHook
@@ -20,13 +20,13 @@ Leaves = Sequence[tuple[str, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class TensorAccess:
-    """What has to be known of models in general. `Any`: whatever a model takes and gives."""
+    """What has to be known of models in general."""
 
     modules: Callable[[nn.Module], Iterator[tuple[str, nn.Module]]]
     """Every module with its path, the root as ""."""
-    inputs: Callable[[Any, Any], Leaves]
+    inputs: Callable[[tuple[object, ...], dict[str, object]], Leaves]
     """The tensors in the arguments of a call, each with its slot."""
-    outputs: Callable[[Any], Leaves]
+    outputs: Callable[[object], Leaves]
 
 
 class TracedPass:
@@ -39,12 +39,14 @@ class TracedPass:
         self._modules = [m for _, m in framework.modules(model)]
         self._paths = {id(m): path for path, m in framework.modules(model)}
         self._mode = TraceMode(self.trace, self._failed)
-        self._handles: list[Any] = []
+        self._handles: list[RemovableHandle] = []
         self._thread = get_ident()
         self._top = ""
         self._is_running = False
 
-    def begin(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def begin(
+        self, path: str, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
         """The call of `module` begins: its hooks run now, so those put on here see the rest."""
         self._top = path
         for one in self._modules:
@@ -56,7 +58,7 @@ class TracedPass:
         self._is_running = True
         self._mode.__enter__()
 
-    def end(self, output: Any) -> None:
+    def end(self, output: object) -> None:
         """The call is over."""
         self._guarded(lambda: self.trace.leave(self._top, self._framework.outputs(output)))
 
@@ -79,12 +81,14 @@ class TracedPass:
     def attach(self, name: str, x: Tensor) -> None:
         self._guarded(lambda: self.trace.attach(name, x))
 
-    def entered(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def entered(
+        self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
         path = self._paths.get(id(module))
         if path is not None:
             self._guarded(lambda: self.trace.enter(path, self._framework.inputs(args, kwargs)))
 
-    def left(self, module: nn.Module, output: Any) -> None:
+    def left(self, module: nn.Module, output: object) -> None:
         path = self._paths.get(id(module))
         if path is not None:
             self._guarded(lambda: self.trace.leave(path, self._framework.outputs(output)))
@@ -116,7 +120,9 @@ class _PassHook(InertHook):
 class _Enter(_PassHook):
     __slots__ = ()
 
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
+    def __call__(
+        self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object] | None = None
+    ) -> None:
         # A hook that is taken off while hooks run is still called, then without `kwargs`.
         if not torch.compiler.is_compiling():
             self.traced.entered(module, args, kwargs or {})
@@ -125,7 +131,7 @@ class _Enter(_PassHook):
 class _Leave(_PassHook):
     __slots__ = ()
 
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+    def __call__(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
         if not torch.compiler.is_compiling():
             self.traced.left(module, output)
 

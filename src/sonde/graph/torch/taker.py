@@ -101,8 +101,16 @@ class GraphTaker:
 
     # -- what the hooks say --------------------------------------------------------------------
 
-    def begin(self, path: str, module: nn.Module, args: Any, kwargs: Any, *, step: int) -> None:
-        """An outermost call begins that is recorded. `Any`: whatever a model takes."""
+    def begin(
+        self,
+        path: str,
+        module: nn.Module,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        *,
+        step: int,
+    ) -> None:
+        """An outermost call begins that is recorded."""
         try:
             self._let_go()
             if self._is_off:
@@ -113,7 +121,7 @@ class GraphTaker:
         except Exception as error:
             self._fail(error)
 
-    def end(self, output: Any, calls: Mapping[Any, int], *, step: int) -> None:
+    def end(self, output: object, calls: Mapping[Any, int], *, step: int) -> None:
         """The outermost call is over. `calls` are how often each module was called, in order."""
         if self._is_off or not self._is_inside:
             return
@@ -170,7 +178,14 @@ class GraphTaker:
             return False
         return path not in self._tops or self._untraced > 0
 
-    def _trace(self, path: str, module: nn.Module, args: Any, kwargs: Any, step: int) -> None:
+    def _trace(
+        self,
+        path: str,
+        module: nn.Module,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        step: int,
+    ) -> None:
         model = self._model()
         if model is None or not is_traceable():
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ class PassTrace:
         self._frame = self._outermost
         self._calls: dict[str, int] = {}
         self._max_calls = max_calls
-        self._effects: dict[Any, _Effect] = {}
+        self._effects: dict[object, _Effect] = {}
 
     @property
     def is_over(self) -> bool:
@@ -110,8 +110,14 @@ class PassTrace:
         self._join(self._book.of(x, frame), node)
         self._book.passed(x, frozenset({(frame, node)}), frame, is_input=False)
 
-    def operation(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """An operation ran. `Any`: an operator and whatever it takes and gives."""
+    def operation(
+        self,
+        func: Callable[..., object],
+        args: tuple[object, ...],
+        kwargs: dict[str, object] | None,
+        result: object,
+    ) -> None:
+        """An operation ran."""
         effect = self._effects.get(func)
         if effect is None:
             effect = self._effects[func] = _Effect(func)
@@ -217,7 +223,13 @@ class TraceMode(QuietDispatchMode):
         self._trace: PassTrace | None = trace
         self._failed = failed
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         result = func(*args, **(kwargs or {}))
         trace = self._trace
         if trace is not None:
@@ -248,7 +260,7 @@ class _Effect:
 
     __slots__ = ("_names", "_places", "is_view", "overwrites")
 
-    def __init__(self, func: Any) -> None:
+    def __init__(self, func: object) -> None:
         self._places: list[int] = []
         self._names: list[str] = []
         self.is_view = False
@@ -267,7 +279,7 @@ class _Effect:
         is_out = any(schema.arguments[i].is_out for i in self._places)
         self.overwrites = name in _OVERWRITES or is_out
 
-    def written(self, args: Any, kwargs: Any) -> list[Tensor]:
+    def written(self, args: tuple[object, ...], kwargs: dict[str, object] | None) -> list[Tensor]:
         found: list[Tensor] = []
         for place, name in zip(self._places, self._names, strict=True):
             value = args[place] if place < len(args) else (kwargs or {}).get(name)
@@ -290,7 +302,7 @@ def _ports(tensors: Sequence[tuple[str, Tensor]]) -> tuple[CallPort, ...]:
     )
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def _tensors(value: object) -> list[Tensor]:
     """All tensors in what an operator takes or gives: nested lists, tuples and dicts of them."""
     if isinstance(value, Tensor):
         return [value]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import builtins
 import dis
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -56,8 +56,8 @@ class FixedFunction:
     __slots__ = ("_cells", "_names")
 
     def __init__(self) -> None:
-        self._names: list[tuple[dict[str, Any], str, Any]] = []
-        self._cells: list[tuple[CellType, Any]] = []
+        self._names: list[tuple[dict[str, object], str, object]] = []
+        self._cells: list[tuple[CellType, object]] = []
 
     def holds(self) -> bool:
         """Whether all that the function refers to is still what it was."""
@@ -65,7 +65,7 @@ class FixedFunction:
             cell.cell_contents is value for cell, value in self._cells
         )
 
-    def takes(self, value: Any, depth: int = 0) -> bool:
+    def takes(self, value: object, depth: int = 0) -> bool:
         """Whether that is a constant, or a function that does the same each time."""
         if isinstance(value, _CONSTANTS):
             return True
@@ -107,7 +107,7 @@ class FixedFunction:
         return self.takes(value, depth)
 
 
-def fixed(fn: Callable[..., Any]) -> FixedFunction | None:
+def fixed(fn: Callable[..., object]) -> FixedFunction | None:
     """What there is to say of a function that does the same each time, None if it may not."""
     found = FixedFunction()
     try:
@@ -117,7 +117,7 @@ def fixed(fn: Callable[..., Any]) -> FixedFunction | None:
         return None
 
 
-class ReplayProbe(DispatchMode):  # type: ignore[misc]  # Any: of torch
+class ReplayProbe(DispatchMode):  # type: ignore[misc]  # of torch
     """Inside of this block, sees whether what is done on a device can be recorded and replayed."""
 
     def __init__(self, device: torch.device) -> None:
@@ -126,8 +126,12 @@ class ReplayProbe(DispatchMode):  # type: ignore[misc]  # Any: of torch
         self.is_fit = True
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         result = func(*args, **(kwargs or {}))
         schema = schema_of(func)
         if schema is None:

@@ -5,10 +5,12 @@ Legend: B samples, T positions, I inputs and O outputs of a layer, C channels.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sonde._torch_internals.modules import BATCH_NORMS, CONVOLUTIONS
@@ -123,7 +125,7 @@ def _norms_of_products(x_BTI: Tensor, g_BTO: Tensor) -> Tensor:
     return _norms((x_BTI.mT @ g_BTO).flatten(1))
 
 
-BUILT_IN: Final[dict[str, Any]] = {
+BUILT_IN: Final[dict[str, Callable[..., object]]] = {
     f.__name__: f
     for f in (
         channel_max,
@@ -169,7 +171,7 @@ def _gram(w: Tensor) -> Tensor | None:
     return gram
 
 
-def _entropy_rank(gram: Any) -> float:  # np.ndarray
+def _entropy_rank(gram: NDArray[np.float64]) -> float:
     if not np.isfinite(gram).all():
         return float("nan")
     values = np.sqrt(np.clip(np.linalg.eigvalsh(gram.astype(np.float64)), 0, None))

@@ -7,7 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sonde.plot.accessor import RunPlots
 
 _PLACES: Final = {
     "plot": ("sonde.plot.accessor", "RunPlots"),
@@ -20,11 +25,12 @@ class Accessors:
     """What a run offers besides its numbers."""
 
     @property
-    def plot(self) -> Any:  # sonde.plot.accessor.RunPlots
+    def plot(self) -> RunPlots:
         """Figures of this run: `run.plot.heatmap("output")`. See `sonde.plot`."""
-        return _load("plot")(self)
+        found: RunPlots = _load("plot")(self)
+        return found
 
-    def to_logframe(self, **options: Any) -> Any:  # pandas.DataFrame; see sonde.logframe.of_run
+    def to_logframe(self, **options: object) -> pd.DataFrame:
         """This run as a LogFrame of Track & Visualize. See `sonde.logframe.of_run`."""
         return _load("logframe")(self, **options)
 

@@ -5,15 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TypedDict
 
 import pyarrow as pa
 
 from sonde._errors import SondeError
-from sonde.record import FINAL, KINDS, PARAMETER_KINDS, STAGES, Site
+from sonde.record import FINAL, KINDS, PARAMETER_KINDS, STAGES, Kind, Site
 from sonde.store import patterns
 
 Kinds = str | Sequence[str] | None
+
+
+class SiteRow(TypedDict):
+    """A row of the view `sites`."""
+
+    name: str
+    module: str
+    kind: Kind
+    call: int
+    slot: str
+    dtype: str | None
+    shape: list[int] | None
+    module_type: str | None
+    stage: str
 
 
 @dataclass(frozen=True)
@@ -24,7 +38,7 @@ class Catalogue:
 
     @staticmethod
     def from_rows(rows: pa.Table) -> Catalogue:
-        columns: list[list[Any]] = [rows[c].to_pylist() for c in ("module", "kind", "call", "slot")]
+        columns = [rows[c].to_pylist() for c in ("module", "kind", "call", "slot")]
         found = (Site(str(m), k, int(c), str(s)) for m, k, c, s in zip(*columns, strict=True))
         return Catalogue(tuple(dict.fromkeys(found)))
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from types import ModuleType
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,9 @@ from sonde._errors import SondeError
 from sonde._require import require
 
 if TYPE_CHECKING:
+    import h5py
+    from h5py import Dataset, Group
+
     from sonde.store.reading.run import Run
 
 _SPECIAL: Final = frozenset({".", "..", "keys", "values"})
@@ -68,7 +72,7 @@ def read(path: str | os.PathLike[str]) -> list[ExportedSeries]:
     h5py = _h5py()
     found: list[ExportedSeries] = []
 
-    def visit(_path: str, item: Any) -> None:  # h5py has no types
+    def visit(_path: str, item: Group | Dataset) -> None:
         if isinstance(item, h5py.Group) and "keys" in item and "phase" in item.attrs:
             module = item.attrs.get("module")
             found.append(
@@ -102,7 +106,7 @@ def _series(run: Run) -> Iterator[ExportedSeries]:
                 first = i
 
 
-def _put(file: Any, series: ExportedSeries) -> None:  # h5py.File
+def _put(file: h5py.File, series: ExportedSeries) -> None:
     parts = ["phases", series.phase] if series.phase != "train" else []
     parts += ["scalars"] if series.module is None else ["metrics", series.module]
     parts += series.name.split("/")
@@ -129,12 +133,12 @@ def _bytes(text: str) -> np.void:
     return np.void(text.encode() or b"\0")
 
 
-def _text(value: Any) -> str:  # np.void
+def _text(value: np.void) -> str:
     raw = bytes(value.tobytes())
     return "" if raw == b"\0" else raw.decode()
 
 
-def _h5py() -> Any:
+def _h5py() -> ModuleType:
     try:
         return require("h5py", extra="hdf5")
     except ImportError as error:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from sonde.store import attempts
-from sonde.store.attempts import AttemptRecord
+from sonde.store.attempts import AttemptRecord, Status
 from sonde.store.reading.stat_queries import ask
 from sonde.store.schemas import NUMBERS, SKETCHES
 
@@ -15,11 +16,90 @@ if TYPE_CHECKING:
     from sonde.store.snapshots import Snapshot
 
 
-def describe(run: Run, snapshot: Snapshot, about: Document) -> dict[str, Any]:
+class StepsInfo(TypedDict):
+    """The first and the last step of a run, and of how many something is known."""
+
+    first: int | None
+    last: int | None
+    recorded: int
+    known: int
+
+
+class EventInfo(TypedDict):
+    """An event, with how often it happened."""
+
+    code: str
+    level: str
+    place: str | None
+    message: str
+    count: int
+    step: int | None
+
+
+class DamageInfo(TypedDict):
+    """A file that cannot be read, and why."""
+
+    file: str
+    problem: str
+
+
+class AttemptInfo(TypedDict):
+    """One process that wrote the run. What comes from its files is as they have it."""
+
+    rank: int
+    attempt: int
+    status: Status
+    reason: str | None
+    resume_from_step: int | None
+    host: object
+    pid: object
+    step: object
+    handed: object
+    written: object
+    dropped: Document
+    errors: object
+    problems: list[str]
+
+
+class RunInfo(TypedDict):
+    """All that is known about a run: `run.info`. What comes from its files is as they have it.
+
+    `Any`: what a user gave as `config`, and what a watch said of its costs.
+    """
+
+    name: str
+    path: str
+    run_id: object
+    format_version: object
+    created: object
+    status: Status
+    reason: str | None
+    world_size: int | None
+    steps: StepsInfo
+    records: int
+    numbers: int
+    size_bytes: int
+    config: dict[str, Any]
+    versions: dict[str, Any]
+    command: list[str]
+    git: dict[str, Any] | None
+    host: dict[str, Any]
+    watch: dict[str, Any]
+    overhead: Any
+    memory: Any
+    dropped: dict[str, int]
+    skipped: list[EventInfo]
+    warnings: list[EventInfo]
+    damaged: list[DamageInfo]
+    attempts: list[AttemptInfo]
+
+
+def describe(run: Run, snapshot: Snapshot, about: Document) -> RunInfo:
     """Plain values only, ready for JSON. Whatever a damaged file does not tell is None or empty."""
     last = {a.rank: record for a, record in sorted(snapshot.attempts.items())}
     first_rank = last[min(last)] if last else None
     events = _events(run)
+    watch = _mapping(first_rank.latest.get("info")) if first_rank else {}
     return {
         "name": run.name,
         "path": run.path,
@@ -38,7 +118,9 @@ def describe(run: Run, snapshot: Snapshot, about: Document) -> dict[str, Any]:
         "command": [str(a) for a in _sequence(about.get("command"))],
         "git": _mapping(about.get("git")) or None,
         "host": _mapping(about.get("host")),
-        **_watch_info(first_rank),
+        "watch": watch,
+        "overhead": watch.get("overhead"),
+        "memory": watch.get("memory"),
         "dropped": _dropped(snapshot.attempts.values()),
         "skipped": [e for e in events if e["code"] == "skipped"],
         "warnings": [
@@ -49,13 +131,7 @@ def describe(run: Run, snapshot: Snapshot, about: Document) -> dict[str, Any]:
     }
 
 
-def _watch_info(record: AttemptRecord | None) -> dict[str, Any]:
-    """What the owner of the writer said about itself, and its `overhead` also by name."""
-    found = _mapping(record.latest.get("info")) if record else {}
-    return {"watch": found, "overhead": found.get("overhead"), "memory": found.get("memory")}
-
-
-def _steps(run: Run) -> dict[str, Any]:
+def _steps(run: Run) -> StepsInfo:
     """The first and the last step of which anything is known, and of how many something is; and how
     many were recorded: those with sketches of more than the weights at the end, or all that are
     known where there is none."""
@@ -69,11 +145,11 @@ def _steps(run: Run) -> dict[str, Any]:
         "coalesce(nullif(count(*) filter (sketched), 0), count(*)) as recorded, "
         "count(*) as known from known",
     )
-    found: dict[str, Any] = rows.to_pylist()[0]
+    found: StepsInfo = rows.to_pylist()[0]
     return found
 
 
-def _events(run: Run) -> list[dict[str, Any]]:
+def _events(run: Run) -> list[EventInfo]:
     """Events, those with the same code, place and message told once with how often."""
     rows = ask(
         run,
@@ -81,11 +157,11 @@ def _events(run: Run) -> list[dict[str, Any]]:
         "min(step) filter (step >= 0) as step from events "
         "group by code, level, place, message order by min(t_ns), min(ordinal) limit 1000",
     )
-    found: list[dict[str, Any]] = rows.to_pylist()
+    found: list[EventInfo] = rows.to_pylist()
     return found
 
 
-def _dropped(records: Any) -> dict[str, int]:  # Any: a view of AttemptRecords
+def _dropped(records: Iterable[AttemptRecord]) -> dict[str, int]:
     """Records that were handed over and are not on disk, by cause."""
     total: dict[str, int] = {}
     for record in records:
@@ -95,12 +171,12 @@ def _dropped(records: Any) -> dict[str, int]:  # Any: a view of AttemptRecords
     return total
 
 
-def _world_size(records: Any) -> int | None:  # Any: a view of AttemptRecords
+def _world_size(records: Iterable[AttemptRecord]) -> int | None:
     sizes = [record.start.get("world_size") for record in records]
     return max((n for n in sizes if isinstance(n, int)), default=None)
 
 
-def _attempt(record: AttemptRecord) -> dict[str, Any]:
+def _attempt(record: AttemptRecord) -> AttemptInfo:
     start, latest = record.start, record.latest
     return {
         "rank": record.attempt.rank,
@@ -119,9 +195,9 @@ def _attempt(record: AttemptRecord) -> dict[str, Any]:
     }
 
 
-def _mapping(value: object) -> dict[str, Any]:
+def _mapping(value: object) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
 
 
-def _sequence(value: object) -> list[Any]:
+def _sequence(value: object) -> list[object]:
     return value if isinstance(value, list) else []

@@ -12,7 +12,7 @@ import contextlib
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, TypedDict, Unpack, overload
+from typing import Self, TypedDict, Unpack, overload
 
 import duckdb
 import pyarrow as pa
@@ -32,7 +32,7 @@ from sonde.store.reading import traces as _traces
 from sonde.store.reading.accessors import Accessors
 from sonde.store.reading.catalogue import Catalogue, Kinds
 from sonde.store.reading.frames import Frame
-from sonde.store.reading.info import describe
+from sonde.store.reading.info import RunInfo, describe
 from sonde.store.reading.selection import Selection, Steps
 from sonde.store.reading.sketch_rows import Key
 from sonde.store.schemas import GRAPH, SITES, TRACES
@@ -106,7 +106,7 @@ class Run(Accessors):
 
     @property
     @careful
-    def info(self) -> dict[str, Any]:
+    def info(self) -> RunInfo:
         """All that is known about the run: status, steps, versions, configuration, losses."""
         return describe(self, self._look(), self._about)
 
@@ -329,7 +329,7 @@ class Run(Accessors):
         by: str | Sequence[str],
         missing: str = ...,
         stage: str | None = ...,
-    ) -> dict[Any, Sketch]: ...
+    ) -> dict[object, Sketch]: ...
 
     def merge(
         self,
@@ -342,7 +342,7 @@ class Run(Accessors):
         by: str | Sequence[str] | None = None,
         stage: str | None = FINAL,
         missing: str = "error",
-    ) -> Sketch | dict[Any, Sketch]:
+    ) -> Sketch | dict[object, Sketch]:
         """Everything that matches as one sketch; with `by`, one sketch per step, site, rank, ...
 
             run.merge("h.*.mlp", kind="output", steps=(100, 200))    # a Sketch

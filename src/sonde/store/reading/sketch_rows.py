@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,9 @@ WITHOUT_SUMS: Final = ", ".join((*COUNTS, *EXTREMA, "bin_ids", "bin_counts"))
 """What it must select where nothing reads the sums, which are zeros then."""
 
 Key = tuple[object, ...]
+
+
+D = TypeVar("D", bound=np.generic)
 
 
 def from_rows(rows: pa.Table) -> Sketches:
@@ -92,7 +95,7 @@ def _whole(rows: pa.Table, column: str) -> pa.ChunkedArray:
     return rows[column]
 
 
-def _matrix(rows: pa.Table, columns: Sequence[str], dtype: type) -> NDArray[Any]:
+def _matrix(rows: pa.Table, columns: Sequence[str], dtype: type[D]) -> NDArray[D]:
     matrix = np.empty((rows.num_rows, len(columns)), dtype)
     for i, column in enumerate(columns):
         matrix[:, i] = _whole(rows, column).to_numpy()
@@ -103,7 +106,7 @@ def _zeros(rows: pa.Table) -> NDArray[np.float64]:
     return np.zeros((rows.num_rows, len(SUMS)))
 
 
-def _flat(column: pa.ChunkedArray) -> NDArray[Any]:
+def _flat(column: pa.ChunkedArray) -> NDArray[np.integer]:
     parts = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks]
     if len(parts) == 1:
         return np.asarray(parts[0])  # no copy: there are millions

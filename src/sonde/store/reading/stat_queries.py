@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +34,7 @@ class QueryRunner(Protocol):
         params: Sequence[object] | Mapping[str, object] | None = None,
         *,
         frame: str | None = None,
-    ) -> Any: ...
+    ) -> object: ...
 
 
 def ask(

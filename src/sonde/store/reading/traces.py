@@ -10,7 +10,7 @@ import json
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import TYPE_CHECKING, Any, Final, cast, overload
 
 from sonde._errors import SondeError, SondeWarning
 from sonde.store import packing, patterns
@@ -19,9 +19,11 @@ from sonde.store.listing import Damage
 from sonde.store.reading.selection import Selection, Steps
 from sonde.store.reading.stat_queries import ask
 from sonde.store.segments import rank_folder
-from sonde.store.tensors import FOLDER, TensorReader
+from sonde.store.tensors import FOLDER, TensorReader, TraceRow
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from sonde.store.reading.run import Run
 
 _COLUMNS: Final = (
@@ -73,7 +75,7 @@ class Traced:
 class Values(Sequence[Any]):
     """Values that are read from disk when they are asked for. `Any`: whatever was traced."""
 
-    def __init__(self, reader: TensorReader, rows: Sequence[Sequence[dict[str, Any]]]) -> None:
+    def __init__(self, reader: TensorReader, rows: Sequence[Sequence[TraceRow]]) -> None:
         self._reader = reader
         self._rows = rows
         self._recent: dict[int, Any] = {}
@@ -104,13 +106,13 @@ class Values(Sequence[Any]):
         for n in range(len(self)):
             yield self[n]
 
-    def _load(self, rows: Sequence[dict[str, Any]]) -> Any:
+    def _load(self, rows: Sequence[TraceRow]) -> object:
         first = rows[0]
         try:
             arrays = [self._reader.read(row).numpy() for row in rows if row["part"] >= 0]
             if first["kind"] == "tensor":
                 return arrays[0]
-            return packing.unflatten(json.loads(first["value"]), arrays)
+            return packing.unflatten(json.loads(cast("str", first["value"])), arrays)
         except (DamagedError, OSError, ValueError, TypeError, RecursionError, IndexError) as error:
             if not self._has_warned:
                 self._has_warned = True
@@ -122,7 +124,7 @@ class Values(Sequence[Any]):
 
 @dataclass(slots=True)
 class _TraceGroup:
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[TraceRow] = field(default_factory=list)
 
 
 def read(
@@ -165,7 +167,7 @@ def latest(run: Run, *, step: int | None = None, rank: int | None = None) -> Tra
     return _traced(run, found)
 
 
-def listing(run: Run) -> Any:  # pa.Table
+def listing(run: Run) -> pa.Table:
     """One row per traced name."""
     return ask(
         run,
@@ -218,7 +220,7 @@ def sources(run: Run, chosen: Selection | None = None) -> dict[str, TracedSource
     return found
 
 
-def _traced(run: Run, found: Any) -> Traced:  # Any: a pa.Table with rows of single arrays
+def _traced(run: Run, found: pa.Table) -> Traced:
     """Values, each put together from its rows."""
     groups: dict[tuple[int, int, int], _TraceGroup] = {}
     for row in found.to_pylist():
@@ -237,7 +239,8 @@ def _traced(run: Run, found: Any) -> Traced:  # Any: a pa.Table with rows of sin
         phases=[row["phase"] for row in firsts],
         dtypes=[row["dtype"] if t else None for row, t in zip(firsts, is_tensor, strict=True)],
         shapes=[
-            tuple(row["shape"]) if t else None for row, t in zip(firsts, is_tensor, strict=True)
+            tuple(cast("list[int]", row["shape"])) if t else None
+            for row, t in zip(firsts, is_tensor, strict=True)
         ],
     )
 

@@ -10,7 +10,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import duckdb
 import pyarrow as pa
@@ -18,6 +18,7 @@ import pyarrow as pa
 from sonde._errors import RunError, SondeError
 from sonde.sketch import STATISTICS, Statistic
 from sonde.store.limits import Limits
+from sonde.store.segments import Segment
 from sonde.store.snapshots import Snapshot, SnapshotTaker
 from sonde.store.sql import examination, queries
 
@@ -163,7 +164,7 @@ class Inquiry:
             self._connection = None
             self._snapshot = None
 
-    def _problem(self, segment: Any) -> str | None:  # Segment
+    def _problem(self, segment: Segment) -> str | None:
         try:
             cursor = self._connect().cursor()
         except duckdb.Error:

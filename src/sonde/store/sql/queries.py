@@ -22,7 +22,7 @@ Only files that a snapshot has checked are named in a view.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Final, TypeAlias
 
 import duckdb
 import numpy as np
@@ -38,7 +38,7 @@ from sonde.store.segments import Attempt, Segment
 from sonde.store.snapshots import Snapshot
 from sonde.store.sql import spilling
 
-Connection = Any
+Connection: TypeAlias = duckdb.DuckDBPyConnection
 """duckdb.DuckDBPyConnection; DuckDB has no types that mypy can follow."""
 
 SITE_COLUMNS: Final = ("module", "kind", "call", "slot")
@@ -108,7 +108,7 @@ def is_question(connection: Connection, query: str) -> bool:
     return len(statements) == 1 and statements[0].type == duckdb.StatementType.SELECT
 
 
-def to_arrow(relation: Any, limit_bytes: int) -> pa.Table:  # duckdb.DuckDBPyRelation
+def to_arrow(relation: duckdb.DuckDBPyRelation, limit_bytes: int) -> pa.Table:
     """The whole answer, taken in pieces so that one that is too large is noticed on the way."""
     rename = "to_arrow_reader" if hasattr(relation, "to_arrow_reader") else "fetch_arrow_reader"
     reader = getattr(relation, rename)(_ROWS_AT_ONCE)

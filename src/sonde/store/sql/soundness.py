@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -48,7 +48,7 @@ def _check_traces(rows: pa.Table) -> None:
             raise DamagedError(f"holds an array without `{name}`")
 
 
-def _check_texts(name: str, column: Any) -> None:  # pa.ChunkedArray
+def _check_texts(name: str, column: pa.ChunkedArray) -> None:
     limit = limits.TEXT_BYTES if name in _TEXTS else limits.NAME_BYTES
     for chunk in column.chunks:
         if pa.types.is_dictionary(chunk.type):
@@ -80,5 +80,5 @@ def _check_sketches(rows: pa.Table) -> None:
         raise DamagedError("holds bins that do not rise")
 
 
-def _all(found: Any) -> bool:  # pa.ChunkedArray of bool
+def _all(found: pa.ChunkedArray) -> bool:
     return pc.all(found, min_count=0).as_py() is not False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from sonde._signals import Bell, Gate
 from sonde.store.writing.publisher import TakenItem
@@ -40,7 +40,7 @@ class Inbox:
     def __bool__(self) -> bool:
         return bool(self._entries)
 
-    def put(self, what: str, item: Any, size_bytes: int, records: int) -> bool:
+    def put(self, what: str, item: object, size_bytes: int, records: int) -> bool:
         """Take something; false if it was dropped, which is counted."""
         entry = TakenItem(what, item, time.time_ns(), size_bytes, records)
         with self._lock:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sonde._errors import SondeError
 from sonde.store.locations import check_name
@@ -46,9 +47,9 @@ def place_run(
         return Placement(Path(run.path), max(run.steps, default=-1) + 1, is_guess=True)
 
 
-def _ahead(config: Any) -> int:
-    """How far the steps of a run are ahead of the optimizer's counter, as they were at its start.
-    `Any`: a document that may hold anything."""
+def _ahead(config: Mapping[str, object]) -> int:
+    """How far the steps of a run are ahead of the optimizer's counter, as they were at its
+    start."""
     watch = config.get("watch")
     began = watch.get("began") if isinstance(watch, dict) else None
     if not isinstance(began, dict):
@@ -57,8 +58,8 @@ def _ahead(config: Any) -> int:
     return step - updates if isinstance(step, int) and isinstance(updates, int) else 0
 
 
-def step_of(state: dict[str, Any]) -> int:
-    """The step of `Watch.state_dict()`. `Any`: what a checkpoint holds."""
+def step_of(state: Mapping[str, object]) -> int:
+    """The step of `Watch.state_dict()`."""
     step = state.get("step")
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         raise SondeError(f"`state` must hold a `step` of 0 or more, got {step!r}.")

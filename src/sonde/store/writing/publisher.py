@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -41,7 +41,7 @@ class TakenItem(NamedTuple):
     """Something that was handed over: which of the lists of `Taken` it belongs to, and when."""
 
     what: str
-    item: Any
+    item: object
     t_ns: int
     size_bytes: int
     records: int
@@ -78,7 +78,7 @@ class HeartbeatCounts(Protocol):
     @property
     def pending(self) -> int: ...
     @property
-    def dropped(self) -> Any: ...  # Any: a mapping of cause to number
+    def dropped(self) -> Mapping[str, int]: ...
     @property
     def errors(self) -> int: ...
 

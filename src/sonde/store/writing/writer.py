@@ -114,7 +114,7 @@ class Writer:
         self._files = files or LocalFiles()
         self.path = os.path.abspath(os.path.expanduser(os.fspath(path)))
         about = locations.create(self._files, self.path, config or {})
-        self.run_id: str = about["run_id"]
+        self.run_id = str(about["run_id"])
         self.attempt = _begin(self._files, self.path, about, rank, world_size, resume_from_step)
         self._pid = os.getpid()
         self._flush_s = flush_s

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dis
 import opcode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from dis import _parse_exception_table  # type: ignore[attr-defined]  # no public way
 from inspect import CO_GENERATOR
@@ -34,11 +34,11 @@ _Position = tuple[int | None, int | None, int | None, int | None]
 class Callbacks:
     """What is called, and with what."""
 
-    start: Callable[[Any], None]
+    start: Callable[[object], None]
     """With the first argument, or None if there is none by position."""
     line: Callable[[int], None]
-    returned: Callable[[Any], None]
-    yielded: Callable[[Any], None]
+    returned: Callable[[object], None]
+    yielded: Callable[[object], None]
     unwound: Callable[[], None]
     strangers: frozenset[int] = frozenset()
     """The `id` of first arguments with which `start` is not called."""
@@ -125,7 +125,7 @@ class _Probes:
 
     def begin(
         self,
-        callback: Callable[[Any], None],
+        callback: Callable[[object], None],
         strangers: frozenset[int],
         code: CodeType,
         at: _Position,
@@ -177,7 +177,7 @@ class _Probes:
         code += [(_OP["PRECALL"], n), (_OP["CALL"], n), (_OP["POP_TOP"], 0)]
         return self._gated(code, at) if is_gated else [_Instruction(*c, at) for c in code]
 
-    def pass_on(self, callback: Callable[[Any], None], at: _Position) -> list[_Instruction]:
+    def pass_on(self, callback: Callable[[object], None], at: _Position) -> list[_Instruction]:
         """Call with the value on top of the stack, which stays there."""
         code = [
             (_OP["PUSH_NULL"], 0),
@@ -236,7 +236,7 @@ def _parsed(code: CodeType) -> tuple[list[_Instruction], list[_Guard]]:
             goes_back = "BACKWARD" in opcode.opname[instruction.op]
             step = -instruction.arg if goes_back else instruction.arg
             instruction.target = starts[offset + 2 + 2 * step]
-    parse: Any = _parse_exception_table
+    parse: Callable[..., Iterable[Any]] = _parse_exception_table
     guards = [
         _Guard(starts[e.start], starts.get(e.end), starts[e.target], e.depth, e.lasti)
         for e in parse(code)

@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from types import CodeType, FrameType, FunctionType, TracebackType
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Final, Protocol, Self, TypeVar
 
 from sonde._python import frame_at
 
@@ -47,17 +47,17 @@ class Probe(Protocol):
         """The `id` of first arguments that are known to be of no concern."""
         ...
 
-    def start(self, frame: FrameType, first: Any) -> None:
+    def start(self, frame: FrameType, first: object) -> None:
         """A call begins: its arguments are in place, the first of them being this, if it has one.
         More is told only of calls that are put into `open`."""
 
     def line(self, frame: FrameType, line: int) -> None:
         """A line is about to run, or to go on after an inner one."""
 
-    def returned(self, frame: FrameType, value: Any) -> None:
+    def returned(self, frame: FrameType, value: object) -> None:
         """The call ends with a value."""
 
-    def yielded(self, frame: FrameType, value: Any) -> None:
+    def yielded(self, frame: FrameType, value: object) -> None:
         """The function is a generator and hands out a value."""
 
     def unwound(self, frame: FrameType) -> None:
@@ -70,7 +70,7 @@ class Calls(dict[int, T]):
 
     __hash__ = object.__hash__  # type: ignore[assignment]  # by identity
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return dict, ()
 
 
@@ -143,7 +143,7 @@ class Locals:
             or not _ASKING_FOR_LOCALS.isdisjoint(code.co_names)
         )
 
-    def read(self, frame: FrameType) -> list[tuple[str, Any]]:
+    def read(self, frame: FrameType) -> list[tuple[str, object]]:
         """Those of the names that have a value now, with it."""
         names: Iterable[str] = self.names
         if self._hidden and (shadowed := self._hidden.get(frame.f_lasti)):
@@ -293,7 +293,7 @@ class _Relay:
         if self._function.__code__ is self.instrumented:
             self._function.__code__ = self._original
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _Nothing, ()
 
     def _start(self, first: object) -> None:

@@ -6,7 +6,7 @@ import functools
 import inspect
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 Receives = Literal["instance", "class", "nothing"]
 """What a function gets as its first argument besides what the caller gives."""
@@ -25,7 +25,7 @@ class Method:
 
 def method_of(owner: object, name: str) -> Method | None:
     """The method of that name, without what decorators put around it; None if there is none."""
-    own: dict[str, Any] = getattr(owner, "__dict__", {})
+    own: dict[str, object] = getattr(owner, "__dict__", {})
     found = own.get(name)
     if found is None:
         found = inspect.getattr_static(type(owner), name, None)
@@ -55,7 +55,7 @@ def receiver_in(code: CodeType) -> tuple[str | None, bool]:
     return None, False
 
 
-def _unwrapped(name: str, found: Any, receives: Receives) -> Method | None:  # Any: an attribute
+def _unwrapped(name: str, found: object, receives: Receives) -> Method | None:
     for _ in range(_MAX_UNWRAPS):
         inner, receives = _one_layer_off(found, receives)
         if inner is None:
@@ -64,7 +64,7 @@ def _unwrapped(name: str, found: Any, receives: Receives) -> Method | None:  # A
     return None
 
 
-def _one_layer_off(found: Any, receives: Receives) -> tuple[Any, Receives]:
+def _one_layer_off(found: object, receives: Receives) -> tuple[object, Receives]:
     """What a decorator or a descriptor holds, None if it is neither; what that receives."""
     match found:
         case MethodType():

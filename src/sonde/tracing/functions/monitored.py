@@ -16,7 +16,7 @@ from sonde._python import frame_at
 from sonde.tracing.functions.flow import quiet_lines
 from sonde.tracing.functions.mechanism import Locals, Probe
 
-_monitoring: Final[Any] = getattr(sys, "monitoring", None)  # Any: not there on 3.11
+_monitoring: Final[Any] = getattr(sys, "monitoring", None)  # not there on 3.11
 _NAME: Final = "sonde"
 _PREFERRED: Final = (4, 3, 5, 2, 1, 0)
 """Ids of tools; 0, 1 and 2 are meant for debuggers, coverage and profilers."""
@@ -96,7 +96,7 @@ class Monitor:
             _monitoring.register_callback(tool, event, None)
         _monitoring.free_tool_id(tool)
 
-    def _callbacks(self) -> dict[int, Any]:
+    def _callbacks(self) -> dict[int, object]:
         events = _monitoring.events
         return {
             events.PY_START: self._start,

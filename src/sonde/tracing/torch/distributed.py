@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
 from sonde._signals import pass_on
 from sonde.tracing.torch.internals import default_store
@@ -55,26 +57,26 @@ class SharedStore:
 
 
 class TensorCodec:
-    """Nested values with tensors as bytes. `Any`: the store's modules, given by the owner."""
+    """Nested values with tensors as bytes. The modules of the store are given by the owner."""
 
-    def __init__(self, packing: Any, safetensors: Any) -> None:
+    def __init__(self, packing: ModuleType, safetensors: ModuleType) -> None:
         self._packing = packing
         self._safetensors = safetensors
 
-    def encode(self, value: Any) -> bytes:
+    def encode(self, value: object) -> bytes:
         tree, arrays = self._packing.flatten(to_arrays(value, self._packing.PackedArray))
         named = [(str(n), array) for n, array in enumerate(arrays)]
         data: bytes = self._safetensors.encode(named, {"sonde": json.dumps(tree)})[0]
         return data
 
-    def decode(self, data: bytes) -> Any:
+    def decode(self, data: bytes) -> object:
         found, metadata = self._safetensors.decode(data)
         tree = json.loads(metadata["sonde"])
         places = sorted(_places(tree), key=lambda p: p["v"])
         values = [self._value(p, found[str(p["v"])].data) for p in places]
         return self._packing.unflatten(tree, values, ObjectCopy)
 
-    def _value(self, place: dict[str, Any], data: Any) -> Any:
+    def _value(self, place: Mapping[str, Any], data: bytes | memoryview) -> object:
         """A tensor, or the numpy array that it was."""
         dtype, shape = place["dtype"], tuple(place["shape"])
         self._packing.check_shape(dtype, shape, len(data))
@@ -83,10 +85,10 @@ class TensorCodec:
         return from_raw(dtype, shape, data)
 
 
-def to_arrays(value: Any, array: Any) -> Any:
+def to_arrays(value: object, array: Callable[..., object]) -> object:
     """A kept value with each tensor as an array of bytes, made by `array`."""
 
-    def change(tensor: Any) -> Any:
+    def change(tensor: Tensor) -> object:
         dense = plain(tensor)
         return array(str(dense.dtype).removeprefix("torch."), tuple(dense.shape), raw(dense))
 
@@ -99,7 +101,7 @@ def prefix_of(paths: Sequence[str], ordinal: int) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _places(tree: Any) -> list[dict[str, Any]]:
+def _places(tree: object) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     waiting = [tree]
     while waiting:

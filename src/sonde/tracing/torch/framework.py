@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,10 +31,10 @@ class TorchFramework:
 
     is_redone = staticmethod(modules.is_redone)
 
-    def receiver_key(self, receiver: Any) -> int:
+    def receiver_key(self, receiver: object) -> int:
         return self._receivers.key(receiver)
 
-    def on_output(self, module: nn.Module, tell: Callable[[Any], None]) -> Remove:
+    def on_output(self, module: nn.Module, tell: Callable[[object], None]) -> Remove:
         return modules.on_output(module, tell)
 
     def around_passes(self, begin: Callable[[], None], end: Callable[[], None]) -> Remove:
@@ -50,7 +49,7 @@ class TorchFramework:
 
         return remove
 
-    def on_gradients(self, value: Any, tell: Callable[[str, Any], None]) -> list[Remove]:
+    def on_gradients(self, value: object, tell: Callable[[str, Tensor], None]) -> list[Remove]:
         return modules.on_gradients(value, tell)
 
 
@@ -58,7 +57,7 @@ class TorchSynchronization:
     """See `sonde.tracing.pipeline.Synchronization`. Copies to the host use their own stream."""
 
     def __init__(self) -> None:
-        self._streams: dict[torch.device, Any] = {}
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def is_settled(self, window: TraceWindow) -> bool:
         return all(not e.flags and not _is_on_device(e.value) for e in window.entries)
@@ -98,7 +97,7 @@ class TorchSynchronization:
         for device in set(copies):
             self._stream(device).synchronize()
 
-    def size_bytes(self, value: Any) -> int:
+    def size_bytes(self, value: object) -> int:
         return 64 + sum(t.numel() * t.element_size() for t in tensors_in(value))
 
     def _any(self, flags: list[Tensor]) -> bool:
@@ -112,11 +111,11 @@ class TorchSynchronization:
                 return True
         return False
 
-    def _stream(self, device: torch.device) -> Any:
+    def _stream(self, device: torch.device) -> torch.cuda.Stream:
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)
         return self._streams[device]
 
 
-def _is_on_device(value: Any) -> bool:
+def _is_on_device(value: object) -> bool:
     return any(t.device.type != "cpu" for t in tensors_in(value))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from types import CellType, FunctionType
-from typing import Any, Final
+from typing import Final
 
 from torch import nn
 
@@ -40,7 +40,7 @@ _optimized = uses(
 )
 
 
-def default_store() -> Any:
+def default_store() -> object:
     """Return the key-value store that all ranks of the process group reach.
 
     Raises:
@@ -55,7 +55,7 @@ def default_store() -> Any:
     return found[0]()
 
 
-def compiler_contexts(model: nn.Module) -> Iterator[Any]:
+def compiler_contexts(model: nn.Module) -> Iterator[object]:
     """Yield what the compiler keeps of each compiled part of a model, unless it is switched off."""
     if _FRAMES not in sys.modules:
         return

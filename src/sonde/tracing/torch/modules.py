@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -72,7 +71,7 @@ class _Inert:
     def __deepcopy__(self, memo: object) -> Callable[..., None]:
         return contextlib.nullcontext().__exit__
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
@@ -81,7 +80,7 @@ class OutputHook(_Inert):
 
     __slots__ = ()
 
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+    def __call__(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
         self._tell(output)
 
 
@@ -90,7 +89,7 @@ class PassHook(_Inert):
 
     __slots__ = ()
 
-    def __call__(self, module: nn.Module, args: Any) -> None:
+    def __call__(self, module: nn.Module, args: tuple[object, ...]) -> None:
         self._tell()
 
 
@@ -99,11 +98,11 @@ class EndHook(_Inert):
 
     __slots__ = ()
 
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+    def __call__(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
         self._tell()
 
 
-def on_output(module: nn.Module, tell: Callable[[Any], None]) -> Callable[[], None]:
+def on_output(module: nn.Module, tell: Callable[[object], None]) -> Callable[[], None]:
     """Tell of each output of the module, until what is returned is called."""
     return module.register_forward_hook(OutputHook(tell)).remove
 
@@ -122,7 +121,7 @@ def around_calls(
     return remove
 
 
-def on_gradients(value: Any, tell: Callable[[str, Tensor], None]) -> list[Callable[[], None]]:
+def on_gradients(value: object, tell: Callable[[str, Tensor], None]) -> list[Callable[[], None]]:
     """Tell of the gradient of each tensor in the value, once it is known, by its path inside."""
     handles = []
     for inner, tensor in leaves(value, Tensor, MAX_GRADS):
@@ -166,6 +165,11 @@ def compile_again(model: nn.Module) -> Callable[[], None]:
     return undo
 
 
-_OURS: list[Any] = [*own_functions(), OutputHook.__call__, PassHook.__call__, EndHook.__call__]
+_OURS: list[Callable[..., object]] = [
+    *own_functions(),
+    OutputHook.__call__,
+    PassHook.__call__,
+    EndHook.__call__,
+]
 for _ours in _OURS:
     never_trace(_ours)

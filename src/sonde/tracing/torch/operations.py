@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def stack(values: Sequence[Any]) -> Tensor:
+def stack(values: Sequence[object]) -> Tensor:
     tensors = [_tensor(v) for v in values]
     return torch.stack(tensors) if tensors else torch.tensor([])
 
 
-def stack_padded(values: Sequence[Any]) -> Tensor:
+def stack_padded(values: Sequence[object]) -> Tensor:
     tensors = [_tensor(v) for v in values]
     if not tensors:
         return torch.tensor([])
@@ -30,7 +29,7 @@ def stack_padded(values: Sequence[Any]) -> Tensor:
     return stacked
 
 
-def mean(value: Any, dims: tuple[int, ...]) -> Tensor:
+def mean(value: object, dims: tuple[int, ...]) -> Tensor:
     tensor = _tensor(value)
     if not tensor.is_floating_point() and not tensor.is_complex():
         tensor = tensor.to(torch.float64)
@@ -39,5 +38,5 @@ def mean(value: Any, dims: tuple[int, ...]) -> Tensor:
     return tensor.mean(dim=dims) if dims else tensor.mean()
 
 
-def _tensor(value: Any) -> Tensor:
+def _tensor(value: object) -> Tensor:
     return value if isinstance(value, Tensor) else torch.as_tensor(value)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Sequence
-from typing import Any, Final
+from types import ModuleType
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -20,6 +21,11 @@ from sonde.tracing.results import Result
 from sonde.tracing.torch.distributed import to_arrays
 from sonde.tracing.windows import TracedVariable
 
+if TYPE_CHECKING:
+    from sonde.capture.torch.rows.host import SketchTable
+    from sonde.store.tensors import TracedValue
+    from sonde.store.writing.writer import Writer
+
 _FIRST_ID: Final = 1 << 24
 """Ids of sites that traces declare begin here; those of captures count from 0."""
 
@@ -28,7 +34,7 @@ _MAX_CALLS: Final = 16
 
 _WAIT_S: Final = 10.0
 
-_IDS: weakref.WeakKeyDictionary[Any, itertools.count[int]] = weakref.WeakKeyDictionary()
+_IDS: weakref.WeakKeyDictionary[Writer, itertools.count[int]] = weakref.WeakKeyDictionary()
 """The next id of each writer: several traces may write one run."""
 
 
@@ -38,14 +44,16 @@ class RunDestination:
     is_memory = False
     is_shared = True
 
-    def __init__(self, writer: Any, packing: Any, traced_value: Any) -> None:
-        """`Any`: the writer, the module and the class of the store, which the owner knows."""
+    def __init__(
+        self, writer: Writer, packing: ModuleType, traced_value: type[TracedValue]
+    ) -> None:
+        """The module and the class of the store are given by the owner."""
         self._writer = writer
         self._packing = packing
         self._traced_value = traced_value
         self._ids = _IDS.setdefault(writer, itertools.count(_FIRST_ID))
         self._sites: dict[tuple[Site, str], int] = {}
-        self._table: Any = None
+        self._table: SketchTable | None = None
         self._skipped: set[str] = set()
 
     def sources(self, sources: Sequence[tuple[str, int, str]]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sonde._signals import pass_on
@@ -37,10 +39,10 @@ class TorchTensorOps:
     is_tensor = staticmethod(Tensor.__instancecheck__)
     """`isinstance` without a call of Python: it is asked for several times per value."""
 
-    def is_module(self, value: Any) -> bool:
+    def is_module(self, value: object) -> bool:
         return isinstance(value, nn.Module)
 
-    def is_constant(self, value: Any) -> bool:
+    def is_constant(self, value: object) -> bool:
         return isinstance(value, _CONSTANTS)
 
     def refusal(self, tensor: Tensor) -> str | None:
@@ -95,7 +97,7 @@ class TorchTensorOps:
         a, b = _bits(kept), _bits(now)
         return torch.equal(a, b) if now.device.type == "cpu" else torch.ne(a, b).any()
 
-    def items(self, value: Any) -> list[tuple[str, Any]] | None:
+    def items(self, value: object) -> list[tuple[str, object]] | None:
         if isinstance(value, nn.Module):
             return _parts_of(value)
         if isinstance(value, Tensor):
@@ -104,7 +106,7 @@ class TorchTensorOps:
             return [(str(n), value[n]) for n in range(min(len(value), _MAX_ROWS))]
         return None
 
-    def member(self, value: Any, name: str) -> tuple[Any] | None:
+    def member(self, value: object, name: str) -> tuple[object] | None:
         if isinstance(value, Tensor) and name.lstrip("-").isdecimal() and value.dim():
             n = int(name)
             return (value[n],) if -len(value) <= n < len(value) else None
@@ -117,8 +119,8 @@ def local(tensor: Tensor) -> Tensor:
     return to_local() if to_local is not None else tensor
 
 
-def map_tensors(value: Any, change: Any) -> Any:
-    """A kept value with each tensor in it replaced. `Any`: nested, as it was traced."""
+def map_tensors(value: object, change: Callable[[Tensor], object]) -> object:
+    """A kept value, nested as it was traced, with each tensor in it replaced."""
     if isinstance(value, Tensor):
         return change(value)
     match value:
@@ -134,7 +136,7 @@ def map_tensors(value: Any, change: Any) -> Any:
     return value
 
 
-def tensors_in(value: Any) -> list[Tensor]:
+def tensors_in(value: object) -> list[Tensor]:
     """All tensors in a kept value."""
     if isinstance(value, Tensor):
         return [value]
@@ -161,7 +163,7 @@ def plain(tensor: Tensor) -> Tensor:
     return tensor.resolve_conj().resolve_neg().cpu().contiguous()
 
 
-def to_numpy(tensor: Tensor) -> tuple[np.ndarray[Any, Any], str]:
+def to_numpy(tensor: Tensor) -> tuple[NDArray[np.generic], str]:
     """The values, with what numpy has no dtype for as float32, and the name of the true dtype."""
     found = plain(tensor)
     name = name_of(found.dtype)
@@ -170,14 +172,14 @@ def to_numpy(tensor: Tensor) -> tuple[np.ndarray[Any, Any], str]:
     return found.numpy(), name
 
 
-def raw(tensor: Tensor) -> np.ndarray[Any, Any]:
+def raw(tensor: Tensor) -> NDArray[np.generic]:
     """The bytes of a plain tensor."""
     if tensor.numel() == 0:
         return np.empty(0, np.uint8)
     return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
-def from_raw(dtype: str, shape: tuple[int, ...], data: Any) -> Tensor:  # Any: bytes or an array
+def from_raw(dtype: str, shape: tuple[int, ...], data: bytes | bytearray | memoryview) -> Tensor:
     """A tensor from its bytes."""
     kind = getattr(torch, dtype)
     array = np.frombuffer(bytearray(data), np.uint8)
@@ -206,9 +208,9 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.view(_INTEGERS[tensor.element_size()])
 
 
-def _parts_of(module: nn.Module) -> list[tuple[str, Any]]:
+def _parts_of(module: nn.Module) -> list[tuple[str, object]]:
     """Parameters, buffers, children and public attributes, in that order."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for group in (own_parameters(module), own_buffers(module), children(module)):
         found.update(group)
     for name, value in vars(module).items():

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from sonde.store.reading.selection import Selection
 from sonde.views import ids
@@ -14,7 +15,7 @@ from sonde.views.numbers import columns
 from sonde.views.numbers.notes import bounds, step_notes
 from sonde.views.questions import LinesQuestion, SparkQuestion
 from sonde.views.runs.opened_run import MAX_LABEL, NotFoundError, OpenedRun, shown
-from sonde.views.specs import NONFINITE, NUMBER, Line, Lines, Spark
+from sonde.views.specs import F64, NONFINITE, NUMBER, Line, Lines, Spark
 
 _MAX_LINES: Final = 64
 _LOSSES: Final = ("loss", "train_loss", "train/loss", "training_loss", "loss/train", "nll", "ce")
@@ -89,11 +90,12 @@ def _names(
     return sorted(found, key=lambda key: asked.get(key[0], 0))[:_MAX_LINES]
 
 
-def _steps(subject: OpenedRun, chosen: Selection) -> Any:  # Any: an int64 array
+def _steps(subject: OpenedRun, chosen: Selection) -> NDArray[np.int64]:
     rows = subject.ask(
         f"select distinct step from numbers where {chosen.where} order by step", chosen.parameters
     )
-    return rows["step"].to_numpy()
+    steps: NDArray[np.int64] = rows["step"].to_numpy()
+    return steps
 
 
 def _rows(
@@ -161,7 +163,7 @@ def _lines(
     )
 
 
-def _line(key: tuple[str, str, str | None], start: int, end: int, last: Any, until: Any) -> Line:
+def _line(key: tuple[str, str, str | None], start: int, end: int, last: F64, until: F64) -> Line:
     name, phase, module = key
     label = name if module is None else f"{module or 'model'} · {name}"
     return Line(
@@ -176,5 +178,6 @@ def _line(key: tuple[str, str, str | None], start: int, end: int, last: Any, unt
     )
 
 
-def _reals(rows: pa.Table, column: str) -> Any:  # Any: float64 array, NaN for null
-    return rows[column].to_numpy().astype(np.float64)
+def _reals(rows: pa.Table, column: str) -> F64:
+    found: F64 = rows[column].to_numpy().astype(np.float64)
+    return found

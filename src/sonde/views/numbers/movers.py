@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final, TypedDict
 
 from sonde._errors import SondeError
 from sonde.record import FINAL
@@ -17,6 +17,23 @@ from sonde.views.specs import Mover, Movers
 _QUARTER: Final = 4
 _TINY: Final = 2.0**-126
 """The smallest normal number of float32. What moves below it is noise, and counts as no larger."""
+
+
+class NonFiniteSteps(TypedDict, total=False):
+    """At how many steps a site is not finite, and the first of them."""
+
+    name: str
+    first: int
+    steps: int
+
+
+class SiteChange(TypedDict, total=False):
+    """How far a statistic of a site has moved, in powers of two."""
+
+    name: str
+    before: float
+    after: float
+    change: float
 
 
 def answer(subject: OpenedRun, question: MoversQuestion) -> Movers:
@@ -43,8 +60,8 @@ def answer(subject: OpenedRun, question: MoversQuestion) -> Movers:
         entry = structure.by_name.get(name)
         if entry is None or len(rows) >= question.limit:
             continue
-        change = moved.get(name, {})
-        wrong = bad.get(name, {})
+        change: SiteChange = moved.get(name, {})
+        wrong: NonFiniteSteps = bad.get(name, {})
         rows.append(
             Mover(
                 site=site_ref(entry),
@@ -76,7 +93,7 @@ def answer(subject: OpenedRun, question: MoversQuestion) -> Movers:
 
 def nonfinite(
     subject: OpenedRun, chosen: Selection, limit: int
-) -> tuple[dict[str, dict[str, Any]], int]:
+) -> tuple[dict[str, NonFiniteSteps], int]:
     """`first` and `steps` of sites that are not finite somewhere, and how many there are."""
     rows = subject.ask(
         f"""
@@ -94,7 +111,7 @@ def nonfinite(
 
 def changes(
     subject: OpenedRun, chosen: Selection, stat: str, window: tuple[int, int], limit: int
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, SiteChange]:
     """`before`, `after` and `change` of sites, those first that changed most."""
     first, last = window
     quarter = max((last - first) // _QUARTER, 0)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from sonde.comparison.divergence import Divergence
+from sonde.comparison.result import SiteDistance
 from sonde.record import Site
 from sonde.views.pairs.matched import matched
 from sonde.views.questions import CompareQuestion
@@ -67,7 +68,7 @@ def _first(a: OpenedRun, first: Divergence | None) -> FirstDifference | None:
     return FirstDifference(first.step, _ref(a, first.pair.a), first.others)
 
 
-def _far(a: OpenedRun, row: Mapping[str, Any]) -> FarSite:
+def _far(a: OpenedRun, row: SiteDistance) -> FarSite:
     entry = a.structure.by_name.get(row["site"])
     site = site_ref(entry) if entry is not None else _ref(a, Site("", row["kind"]))
     return FarSite(

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import pyarrow as pa
 
 from sonde._errors import SondeError
 from sonde.graph.folding import Folder, ModuleTree
 from sonde.graph.model import ROOT, Graph, Node, node_id, tree_nodes
-from sonde.record import FINAL, PARAMETER_KINDS, GraphModule, GraphPart, Site
+from sonde.record import FINAL, PARAMETER_KINDS, CallPort, GraphModule, GraphPart, Site
+from sonde.store.reading.catalogue import SiteRow
 from sonde.store.reading.progress import Progress
 from sonde.store.reading.run import Run
 from sonde.views import ids
@@ -268,7 +269,7 @@ def facts_of(extra: str) -> tuple[Fact, ...]:
     return tuple(facts[:20])
 
 
-def ports(found: Sequence[Any]) -> tuple[Port, ...]:  # Any: sonde.record.CallPort
+def ports(found: Sequence[CallPort]) -> tuple[Port, ...]:
     return tuple(Port(shown(p.slot, MAX_LABEL), shown(p.dtype, 60), tuple(p.shape)) for p in found)
 
 
@@ -283,7 +284,7 @@ def shown(text: str, limit: int) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _entry(row: Mapping[str, Any]) -> SiteEntry:
+def _entry(row: SiteRow) -> SiteEntry:
     site = Site(str(row["module"]), row["kind"], int(row["call"] or 0), str(row["slot"]))
     shape = tuple(int(n) for n in (row["shape"] or ())[:32])
     return SiteEntry(site, shown(str(row["dtype"] or ""), 60), shape, str(row["module_type"] or ""))

@@ -11,10 +11,11 @@ import threading
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from sonde.store import attempts, locations
 from sonde.store.attempts import AttemptReader, AttemptRecord
+from sonde.store.documents import Document
 from sonde.views import ids
 from sonde.views.runs.opened_run import MAX_LABEL, shown
 from sonde.views.specs import Fact, RunRow, Runs, RunStatus
@@ -154,10 +155,10 @@ class RunList:
         records = self._records(run.path)
         latest = [record.latest for record in records]
         seen = [record.heartbeat_ns for record in records if record.heartbeat_ns]
-        steps = [d.get("step") for d in latest if isinstance(d.get("step"), int)]
+        steps = [n for d in latest if isinstance(n := d.get("step"), int)]
         dropped = [d.get("dropped") for d in latest]
         lost = [n for d in dropped if isinstance(d, dict) for n in d.values() if isinstance(n, int)]
-        written = [d.get("written") for d in latest if isinstance(d.get("written"), int)]
+        written = [n for d in latest if isinstance(n := d.get("written"), int)]
         return RunRow(
             id=run.id,
             name=shown(run.name, MAX_LABEL),
@@ -165,8 +166,8 @@ class RunList:
             stamp=self.stamp(run),
             created_ms=run.created_ns / 1e6,
             last_seen_ms=max(seen) / 1e6 if seen else None,
-            last_step=max(steps) if steps else None,  # type: ignore[type-var]  # all are int
-            records=sum(n for n in written if n is not None),
+            last_step=max(steps, default=None),
+            records=sum(written),
             dropped=sum(lost),
             ranks=len({record.attempt.rank for record in records}),
             size_bytes=sum(size for _, size in _listing(run.path)),
@@ -188,7 +189,7 @@ def _read(path: str) -> ListedRun:
     run_id, created = about.get("run_id"), about.get("created_ns")
     config = about.get("config")
     given = config.get("user") if isinstance(config, dict) else None
-    user: dict[str, Any] = given if isinstance(given, dict) else {}
+    user: Document = given if isinstance(given, dict) else {}
     return ListedRun(
         id=ids.of_run(name, run_id if isinstance(run_id, str) else None),
         path=path,
@@ -203,14 +204,14 @@ def _read(path: str) -> ListedRun:
     )
 
 
-def _model(about: dict[str, Any]) -> str | None:  # Any: a parsed document
+def _model(about: Document) -> str | None:
     config = about.get("config")
     watch = config.get("watch") if isinstance(config, dict) else None
     model = watch.get("model") if isinstance(watch, dict) else None
     return shown(model, MAX_LABEL) if isinstance(model, str) else None
 
 
-def _settings(config: dict[str, Any], prefix: str = "") -> list[Fact]:
+def _settings(config: Document, prefix: str = "") -> list[Fact]:
     """What the user configured, nested names joined by dots."""
     found: list[Fact] = []
     for key, value in config.items():

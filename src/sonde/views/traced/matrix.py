@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sonde.store import packing
-from sonde.store.packing import SIZES, PackedArray
+from sonde.store.packing import SIZES, Bytes, PackedArray
 from sonde.views.numbers import notes
 from sonde.views.specs import F64, NONFINITE, NUMBER, U8, Bounds, Matrix
 
@@ -45,7 +45,7 @@ def matrix(
     tall, wide = -(-height // rows) or 1, -(-width // columns) or 1
     shape = (-(-height // tall), -(-width // wide)) if items else (0, 0)
     size = height * width * SIZES[array.dtype]
-    data = memoryview(array.data).cast("B")[item * size : (item + 1) * size] if items else b""
+    data = packing.view_of(array.data).cast("B")[item * size : (item + 1) * size] if items else b""
     cells = _Cells(shape)
     for row, column, piece in _pieces(array.dtype, data, (height, width), (tall, wide), at_once):
         cells.add(row, column, piece, wide)
@@ -94,8 +94,8 @@ class _Cells:
 
 
 def _pieces(
-    dtype: str, data: Any, size: tuple[int, int], cell: tuple[int, int], at_once: int
-) -> Iterator[tuple[int, int, F64]]:  # Any: bytes, or a view of them
+    dtype: str, data: Bytes, size: tuple[int, int], cell: tuple[int, int], at_once: int
+) -> Iterator[tuple[int, int, F64]]:
     """The elements, each piece with the row and the column of cells where it begins.
 
     A piece is some whole lines of a row of cells, or, of long lines, a part of one.
@@ -125,7 +125,7 @@ def _widen(low: F64, high: F64, piece: F64, starts: NDArray[np.int64]) -> None:
     np.fmax(high, np.fmax.reduceat(np.fmax.reduce(piece, axis=0), starts), out=high)
 
 
-def _numbers(array: NDArray[Any]) -> F64:  # Any: of any dtype that can be stored
+def _numbers(array: NDArray[np.generic]) -> F64:
     with np.errstate(all="ignore"):
         plain = np.abs(array) if np.iscomplexobj(array) else array
         return plain.astype(np.float64)

@@ -5,15 +5,17 @@ A value is shown by its latest: a tensor by dtype, shape and statistics, all els
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sonde._errors import SondeError
 from sonde.store.reading import traces
 from sonde.store.reading.selection import Selection
+from sonde.store.tensors import TraceRow
 
 if TYPE_CHECKING:
     from sonde.store.reading.run import Run
@@ -86,11 +88,11 @@ def methods(
     return [_method(sources[name], by_method[name]) for name in chosen]
 
 
-def around(run: Run, row: Mapping[str, Any], context: int) -> tuple[str, list[tuple[int, str]]]:
+def around(run: Run, row: TraceRow, context: int) -> tuple[str, list[tuple[int, str]]]:
     """The method in which a row of `traces` got its value, and its lines around that one.
 
     Of the same rank and attempt: the source of another may be another one. Without a line that is
-    in a source that was kept there is nothing. `Any`: a row of a query.
+    in a source that was kept there is nothing.
     """
     name, line = row["name"] or "", row["line"]
     parts = name.removesuffix(_GRAD).split(".")[:_MAX_PARTS]
@@ -144,7 +146,7 @@ def _assigned(found: traces.Traced, n: int, variable: str) -> AssignedValue:
     return _with_statistics(plain, value)
 
 
-def _with_statistics(assigned: AssignedValue, array: Any) -> AssignedValue:  # Any: a numpy array
+def _with_statistics(assigned: AssignedValue, array: NDArray[np.generic]) -> AssignedValue:
     numbers = np.abs(array) if np.iscomplexobj(array) else array
     numbers = numbers.astype(np.float64).reshape(-1)
     finite = numbers[np.isfinite(numbers)]
@@ -160,7 +162,7 @@ def _with_statistics(assigned: AssignedValue, array: Any) -> AssignedValue:  # A
     )
 
 
-def text_of(value: Any, limit: int = _MAX_TEXT) -> str:
+def text_of(value: object, limit: int = _MAX_TEXT) -> str:
     """A text for whatever was traced, cut where it is longer."""
     with np.printoptions(threshold=4, edgeitems=1, precision=3):
         text = repr(value).replace("\n", " ")

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final, TypedDict
 
 from sonde.record import Site
 from sonde.store import packing
 from sonde.store.documents import DamagedError
 from sonde.store.reading.selection import Selection
-from sonde.store.tensors import TensorReader
+from sonde.store.tensors import TensorReader, TraceRow
 from sonde.views import ids
 from sonde.views.questions import VariableQuestion
 from sonde.views.runs.opened_run import (
@@ -50,8 +49,15 @@ _ROW: Final = (
     f'"offset", crc, case when length(value) <= {_MAX_JSON} then value end as value'
 )
 
-Row = Mapping[str, Any]
-"""A row of a query."""
+
+class NearestSteps(TypedDict):
+    """The step of a value that is meant, None if there is none, and the steps beside it."""
+
+    rank: int
+    ranks: int
+    step: int | None
+    before: int | None
+    after: int | None
 
 
 def answer(subject: OpenedRun, question: VariableQuestion) -> Variable:
@@ -156,7 +162,7 @@ class _Value:
     matrix: Matrix | None = None
 
 
-def _tensor(subject: OpenedRun, row: Row, question: VariableQuestion) -> _Value:
+def _tensor(subject: OpenedRun, row: TraceRow, question: VariableQuestion) -> _Value:
     dtype, shape = shown(str(row["dtype"] or ""), 60), tuple(n or 0 for n in row["shape"] or ())
     how = f'`run.trace("{shown(row["name"] or "", MAX_LABEL)}")` reads it'
     if (row["nbytes"] or 0) > MAX_BYTES:
@@ -165,7 +171,7 @@ def _tensor(subject: OpenedRun, row: Row, question: VariableQuestion) -> _Value:
     if elements > MAX_ELEMENTS:
         return _Value([f"too large to draw ({elements:,} elements): {how}"], dtype, shape[:64])
     try:
-        array = TensorReader(subject.run.path).read(dict(row))
+        array = TensorReader(subject.run.path).read(row)
     except (DamagedError, OSError) as error:  # an OSError would tell a path of this machine
         reason = error.strerror if isinstance(error, OSError) else str(error)
         return _Value([f"cannot be read: {shown(reason or '', 300)}"], dtype, shape[:64])
@@ -173,7 +179,7 @@ def _tensor(subject: OpenedRun, row: Row, question: VariableQuestion) -> _Value:
     return _Value(_cell_notes(dtype, found), dtype, shape, "", found)
 
 
-def _plain(subject: OpenedRun, row: Row) -> _Value:
+def _plain(subject: OpenedRun, row: TraceRow) -> _Value:
     """What is no tensor, as a text. Tensors inside of it are told by dtype and shape."""
     if row["value"] is None:
         return _Value(["too long to show"])
@@ -201,10 +207,10 @@ class _Inner:
         return f"<{self.dtype} {shape_text(self.shape)}>"
 
 
-def _nearest(subject: OpenedRun, chosen: Selection, step: int | None) -> Row:
+def _nearest(subject: OpenedRun, chosen: Selection, step: int | None) -> NearestSteps:
     """Rank and step of the value that is meant, the steps beside it, how many ranks have any."""
     at = _LAST if step is None else step
-    found: Row = subject.ask(
+    found: NearestSteps = subject.ask(
         f"""
         with kept as (select step, rank from traces where {chosen.where}),
         who as (select min(rank) as rank, count(distinct rank) as ranks from kept),
@@ -220,7 +226,9 @@ def _nearest(subject: OpenedRun, chosen: Selection, step: int | None) -> Row:
     return found
 
 
-def _when_notes(entry: SiteEntry, question: VariableQuestion, when: Row) -> tuple[str, ...]:
+def _when_notes(
+    entry: SiteEntry, question: VariableQuestion, when: NearestSteps
+) -> tuple[str, ...]:
     if entry.site.kind != "local":
         return ("whole values are kept of variables that `sonde.trace` follows, not of this",)
     if when["step"] is None and when["after"] is None:

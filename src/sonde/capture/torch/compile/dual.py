@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from torch.fx import GraphModule, Node
 
@@ -23,15 +22,15 @@ from sonde._signals import IGNORING
 from sonde._torch_internals.tensors import has_saving_hooks
 from sonde._torch_internals.tracing import copy_sources, higher_order_name
 
-Code = Callable[..., Any]
-Compiler = Callable[[GraphModule, Any], Code]
+Code = Callable[..., object]
+Compiler = Callable[[GraphModule, Sequence[object]], Code]
 
 
-def both(compiler: Compiler, taps: frozenset[Any], is_heard: Callable[[], bool]) -> Compiler:
+def both(compiler: Compiler, taps: frozenset[object], is_heard: Callable[[], bool]) -> Compiler:
     """A compiler that makes code with taps and code without, of which each call runs one."""
 
     @functools.wraps(compiler)
-    def compile_both(graph: GraphModule, inputs: Any) -> Code:
+    def compile_both(graph: GraphModule, inputs: Sequence[object]) -> Code:
         bare, plain = None, None
         kept: list[int] = []
         with IGNORING:  # taps that are always there are no fault
@@ -50,7 +49,7 @@ def both(compiler: Compiler, taps: frozenset[Any], is_heard: Callable[[], bool])
 def _either(
     tapped: Code, plain: Code, kept: list[int] | None, is_heard: Callable[[], bool]
 ) -> Code:
-    def call(*inputs: Any) -> Any:
+    def call(*inputs: object) -> object:
         # A checkpoint runs this again, in backward, and must find the same tensors kept as before.
         if has_saving_hooks() or is_heard():
             return tapped(*inputs)
@@ -59,7 +58,7 @@ def _either(
     return call
 
 
-def untapped(graph: GraphModule, taps: frozenset[Any]) -> tuple[GraphModule, list[int]]:
+def untapped(graph: GraphModule, taps: frozenset[object]) -> tuple[GraphModule, list[int]]:
     """The graph without taps, as the compiler would have traced it for an unwatched model; and
     which of its inputs are left."""
     made = _without(graph, taps)
@@ -76,7 +75,7 @@ def untapped(graph: GraphModule, taps: frozenset[Any]) -> tuple[GraphModule, lis
     return made, kept
 
 
-def _without(graph: GraphModule, taps: frozenset[Any]) -> GraphModule:
+def _without(graph: GraphModule, taps: frozenset[object]) -> GraphModule:
     """The graph without the taps in it and in what it calls; inputs stay."""
     made = copy.deepcopy(graph.graph)
     copy_sources(graph.graph, made.nodes)

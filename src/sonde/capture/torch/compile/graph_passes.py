@@ -35,7 +35,9 @@ _HOOKS: Final = frozenset({"register_hook", "autograd_function_apply"})
 """What compilers make of a hook on a tensor: something that takes it and gives it back."""
 
 
-def returned(graph: GraphModule, tap: Any, unchanged: Collection[int]) -> set[int]:
+def returned(
+    graph: GraphModule, tap: Callable[..., object], unchanged: Collection[int]
+) -> set[int]:
     """Return keys of taps whose tensor is returned, of those to whose tensors nothing was written
     since; and of taps whose gradient is that of what is returned, because there is no other use of
     it."""
@@ -51,7 +53,9 @@ def returned(graph: GraphModule, tap: Any, unchanged: Collection[int]) -> set[in
     return found
 
 
-def _sources(graph: GraphModule, tap: Any) -> tuple[dict[Node, Node], dict[Node, set[int]]]:
+def _sources(
+    graph: GraphModule, tap: Callable[..., object]
+) -> tuple[dict[Node, Node], dict[Node, set[int]]]:
     """The node that made the tensor of each node; and keys of taps on the gradients of each."""
     sources: dict[Node, Node] = {}
     gradients: dict[Node, set[int]] = defaultdict(set)
@@ -64,7 +68,7 @@ def _sources(graph: GraphModule, tap: Any) -> tuple[dict[Node, Node], dict[Node,
     return sources, gradients
 
 
-def _gives_back(graph: GraphModule, node: Node, tap: Any, keys: set[int]) -> bool:
+def _gives_back(graph: GraphModule, node: Node, tap: Callable[..., object], keys: set[int]) -> bool:
     """Whether a node gives back what it was given."""
     if node.target is operator.getitem:
         first = node.args[0]
@@ -80,11 +84,11 @@ def _uses(sources: dict[Node, Node]) -> dict[Node, list[Node]]:
     return uses
 
 
-def _has_others(users: list[Node], tap: Any) -> bool:
+def _has_others(users: list[Node], tap: Callable[..., object]) -> bool:
     return any(user.op != "output" and user.target is not tap for user in users)
 
 
-def _hooked(graph: GraphModule, node: Node, tap: Any) -> set[int]:
+def _hooked(graph: GraphModule, node: Node, tap: Callable[..., object]) -> set[int]:
     """Keys of the taps in a hook, if that is what the node is and if it does nothing else."""
     if higher_order_name(node) not in _HOOKS:
         return set()
@@ -95,7 +99,7 @@ def _hooked(graph: GraphModule, node: Node, tap: Any) -> set[int]:
     return keys if all(n.target is tap or n.target in _TRIVIAL for n in calls) else set()
 
 
-def _flat(arguments: Any) -> list[Node]:
+def _flat(arguments: object) -> list[Node]:
     return [n for n in arguments if isinstance(n, Node)] if isinstance(arguments, tuple) else []
 
 
@@ -118,7 +122,9 @@ class TapIdentity(NamedTuple):
 Who = Callable[[int], TapIdentity | None]
 
 
-def gather(graph: Graph, tap: Any, taps: Any, who: Who, *, grads: bool) -> None:
+def gather(
+    graph: Graph, tap: Callable[..., object], taps: Callable[..., object], who: Who, *, grads: bool
+) -> None:
     """Put one `taps(xs, keys)` in place of some calls of `tap(x, key)` each, if there is a native
     path for it: of taps on gradients, or of the others. `who` is asked for each key."""
     if MOST_TOGETHER < 2:
@@ -136,14 +142,16 @@ def gather(graph: Graph, tap: Any, taps: Any, who: Who, *, grads: bool) -> None:
     groups.close()
 
 
-def _can_be_gathered(x: Any) -> bool:
-    return _bytes(x) is not None and x.meta["val"].dtype in _READ_TOGETHER
+def _can_be_gathered(x: object) -> bool:
+    return isinstance(x, Node) and _bytes(x) is not None and x.meta["val"].dtype in _READ_TOGETHER
 
 
 class _TapGroups:
     """The groups that more taps may be added to: one for each owner and device."""
 
-    def __init__(self, graph: Graph, taps: Any, asked: dict[Node, TapIdentity]) -> None:
+    def __init__(
+        self, graph: Graph, taps: Callable[..., object], asked: dict[Node, TapIdentity]
+    ) -> None:
         self._graph = graph
         self._taps = taps
         ends = [n for n in graph.nodes if n.op == "placeholder"]
@@ -153,7 +161,7 @@ class _TapGroups:
         self._open: dict[Hashable, _TapGroup] = {}
 
     def add(self, node: Node, identity: TapIdentity) -> None:
-        x: Any = node.args[0]
+        x: Any = node.args[0]  # a tensor, and so a `Node`
         place = (identity, x.meta["val"].device)
         more = 0 if x in self._kept_anyway else _bytes(x) or 0
         group = self._open.setdefault(place, _TapGroup())
@@ -177,7 +185,7 @@ class _TapGroup:
         self.nodes: list[Node] = []
         self.kept = 0
 
-    def close(self, graph: Graph, taps: Any) -> None:
+    def close(self, graph: Graph, taps: Callable[..., object]) -> None:
         if len(self.nodes) < 2:
             return
         tensors, keys = (list(each) for each in zip(*(n.args for n in self.nodes), strict=True))
@@ -189,7 +197,7 @@ class _TapGroup:
             graph.erase_node(node)
 
 
-def _bytes(x: Any) -> int | None:
+def _bytes(x: object) -> int | None:
     """Of the tensor that a node stands for; None if that is not known before the code runs."""
     value = x.meta.get("val") if isinstance(x, Node) else None
     if not isinstance(value, Tensor) or not isinstance(value.numel(), int):

@@ -13,7 +13,7 @@ Calls of a module are numbered within the code that is compiled together.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from types import CodeType
@@ -46,9 +46,9 @@ class _Trace:
     them."""
 
     def __init__(self) -> None:
-        self.context: Any = None
+        self.context: ref[object] | None = None
         self.owners: WeakSet[TapOwner] = WeakSet()
-        self.stack: list[tuple[Tap, int, Any]] = []
+        self.stack: list[tuple[Tap, int, object]] = []
         self.calls: dict[Tap, int] = {}
         self.fixed: dict[Tap, bool] = {}
         self.keys: dict[tuple[str, bool, int], tuple[ref[Tensor], int, int]] = {}
@@ -67,7 +67,7 @@ class _Trace:
             self.keys.clear()
         return self
 
-    def begin(self, tap: Tap, known: Any) -> bool:
+    def begin(self, tap: Tap, known: object) -> bool:
         """A call begins: whether the module is the same whenever this code runs. `known` is the
         compiler's own record of the tap."""
         self.meet(tap.owner)
@@ -99,7 +99,7 @@ class _Trace:
             compiler = both(compiler, operators.ALL, partial(_is_heard, self.owners))
 
         @wraps(compiler)
-        def finish(graph: GraphModule, inputs: Any) -> Any:
+        def finish(graph: GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
             with IGNORING:  # then they are read twice
                 seen = [(known(), version, key) for known, version, key in self.keys.values()]
                 unchanged = [
@@ -143,7 +143,7 @@ class _Trace:
                     self.keys[sign, is_gradient, id(x)] = (ref(x), version_of(x), key)
 
 
-def _rewriting(compiler: Any) -> AbstractContextManager[Any]:
+def _rewriting(compiler: object) -> AbstractContextManager[object]:
     if generating.is_generator(compiler):
         with IGNORING:  # then they stay as they are
             return generating.passes(_rewrite_whole, _rewrite_forward, "sonde-3")
@@ -364,7 +364,7 @@ def _traced_tensor() -> Tensor | None:
     return x if isinstance(x, Tensor) and not x.is_inference() else None
 
 
-def enter(tap: Tap, tensors: list[tuple[str, Any]]) -> bool:
+def enter(tap: Tap, tensors: list[tuple[str, Tensor]]) -> bool:
     """A module call begins, in a trace: whether its module is the same whenever the code runs."""
     is_fixed = _begin()
     for slot, x in tensors:
@@ -375,7 +375,7 @@ def enter(tap: Tap, tensors: list[tuple[str, Any]]) -> bool:
     return is_fixed
 
 
-def leave(tap: Tap, tensors: list[tuple[str, Any]]) -> None:
+def leave(tap: Tap, tensors: list[tuple[str, Tensor]]) -> None:
     """A module call ends, in a trace."""
     is_fixed = _is_fixed() if tap.enters else enter(tap, [])
     for slot, x in tensors:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -85,7 +85,7 @@ class _Batch:
     __slots__ = ("_event", "_host")
 
     def __init__(self, flat: Tensor) -> None:
-        self._event: Any = None
+        self._event: torch.cuda.Event | None = None
         self._host = flat
         if flat.device.type == "cuda":
             self._host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from statistics import median
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
@@ -33,8 +33,8 @@ class Cost(NamedTuple):
 
 
 class _Span(NamedTuple):
-    first: Any
-    last: Any
+    first: torch.cuda.Event
+    last: torch.cuda.Event
     is_recorded: bool
 
 
@@ -43,15 +43,15 @@ class StepTimer:
 
     def __init__(
         self,
-        new_event: Callable[[], Any] = lambda: torch.cuda.Event(enable_timing=True),
-        stream: Callable[[], Any] = torch.cuda.current_stream,
+        new_event: Callable[[], torch.cuda.Event] = lambda: torch.cuda.Event(enable_timing=True),
+        stream: Callable[[], torch.cuda.Stream] = torch.cuda.current_stream,
     ) -> None:
         self.added_s = 0.0
         self._new_event = new_event
         self._stream = stream
-        self._last: Any = None
+        self._last: torch.cuda.Event | None = None
         self._spans: deque[_Span] = deque()
-        self._free: list[Any] = []
+        self._free: list[torch.cuda.Event] = []
         self._recorded: deque[float] = deque(maxlen=_KEPT)
         self._others: deque[float] = deque(maxlen=_KEPT)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ Places = Sequence[tuple[int, int]]
 
 _MAX_PARTS: Final = 64
 """Values of a metric that are kept apart; more are put together on their device."""
+
+
+A = TypeVar("A")
 
 
 class Accumulator(Protocol):
@@ -174,7 +177,7 @@ class ListAccumulator:
 
     __slots__ = ("_label", "_reduce", "_values")
 
-    def __init__(self, label: Label, reduce: Callable[[Any], Any]) -> None:
+    def __init__(self, label: Label, reduce: Callable[[Tensor], object]) -> None:
         self._label = label
         self._reduce = reduce
         self._values: list[Tensor] = []
@@ -203,7 +206,7 @@ class MergedAccumulator:
     def __init__(self, label: Label, how: Merge) -> None:
         self._label = label
         self._how = how
-        self._state: Any = None
+        self._state: Tensor | None = None
 
     def number(self, value: float) -> None:
         self._join(torch.tensor(value, dtype=torch.float64))
@@ -244,7 +247,8 @@ class HostAccumulator:
 
 
 class StepAccumulators:
-    """The entries of a step, and of each phase of it."""
+    """The entries of a step, and of each phase of it. `Any`: an `Accumulator` of the kind that the
+    metric under that key has."""
 
     def __init__(self) -> None:
         self.entries: dict[tuple[str, int], dict[str, Any]] = {}
@@ -257,7 +261,7 @@ class StepAccumulators:
         self,
         label: Label,
         reduce: Reduce,
-        value: Any,
+        value: object,
         *,
         when: tuple[str, int],
         within: Span | None = None,
@@ -307,7 +311,7 @@ class StepAccumulators:
             joint = joints[id(labels)] = JointAccumulator(labels, reduces)
         joint.parts.append((value, places))
 
-    def _entry(self, label: Label, reduce: Reduce, when: tuple[str, int]) -> Any:
+    def _entry(self, label: Label, reduce: Reduce, when: tuple[str, int]) -> NumberAccumulator:
         entries = self.entries.get(when)
         if entries is None:
             entries = self.entries[when] = {}
@@ -317,12 +321,13 @@ class StepAccumulators:
             found = entries[key] = _made(label, reduce)
         return found
 
-    def entry(self, key: str, when: tuple[str, int], make: Callable[[], Any]) -> Any:
-        """The entry under that key, made if there is none. `Any`: as it was made."""
+    def entry(self, key: str, when: tuple[str, int], make: Callable[[], A]) -> A:
+        """The entry under that key, made if there is none."""
         found = self.entries.setdefault(when, {})
         if key not in found:
             found[key] = make()
-        return found[key]
+        entry: A = found[key]
+        return entry
 
     def take(self, failed: Callable[[str, Exception], None]) -> dict[tuple[str, int], SentNumbers]:
         """Send what there is, by phase and step; from here on this is empty."""
@@ -385,7 +390,7 @@ class SentNumbers:
             self._values = found
         return self._values
 
-    def flat(self, where: Callable[[str, Any], bool] | None = None) -> dict[str, float]:
+    def flat(self, where: Callable[[str, object], bool] | None = None) -> dict[str, float]:
         """All of them by flat key, or those of no module and of modules that are meant."""
         return {
             label.key: v
@@ -403,7 +408,7 @@ def reduced(value: Tensor, reduce: str) -> Tensor:
     return value.sum(dtype=_wide(value))
 
 
-def closed(label: Label, value: Any) -> Sequence[ClosedStep | SumAccumulator]:
+def closed(label: Label, value: object) -> Sequence[ClosedStep | SumAccumulator]:
     """What the last step of a reduction returned: a number, a tensor, or a dict of these."""
     whole = StepAccumulators()
     whole.add(label, "mean", value, when=("", 0))
@@ -411,7 +416,11 @@ def closed(label: Label, value: Any) -> Sequence[ClosedStep | SumAccumulator]:
     return [one for several in found for one in several]
 
 
-def _made(label: Label, reduce: Reduce) -> SumAccumulator | ListAccumulator | MergedAccumulator:
+NumberAccumulator = SumAccumulator | ListAccumulator | MergedAccumulator
+"""What takes numbers and tensors."""
+
+
+def _made(label: Label, reduce: Reduce) -> NumberAccumulator:
     if isinstance(reduce, str):
         return SumAccumulator(label, reduce)
     return (
@@ -442,7 +451,7 @@ def span_of(x: Tensor) -> Span:
         return 0, 1 << 63
 
 
-def is_within(value: Any, span: Span) -> bool:
+def is_within(value: object, span: Span) -> bool:
     """Whether a value is, or may be, in that memory."""
     if isinstance(value, Tensor):
         try:

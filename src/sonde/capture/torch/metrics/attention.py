@@ -53,10 +53,13 @@ class AttentionListener(Protocol):
         """Something in here did not work. Training goes on."""
 
 
-_LISTENERS: tuple[Any, ...] = ()
+_Function = Callable[..., object]
+"""A function of torch. `Any`: what it takes and returns, as torch documents it."""
+
+_LISTENERS: tuple[AttentionListener, ...] = ()
 _LOCK: Final = threading.Lock()
 _BUSY: Final = threading.local()
-_RESTORE: Final[list[tuple[Any, str, Any]]] = []
+_RESTORE: Final[list[tuple[object, str, object]]] = []
 
 
 def listen(listener: AttentionListener, model: nn.Module) -> None:
@@ -83,7 +86,7 @@ def forget(listener: AttentionListener) -> None:
                     setattr(owner, name, original)
 
 
-def heard_by() -> list[Any]:
+def heard_by() -> list[AttentionListener]:
     """The listeners that want to hear of a call made now."""
     if torch.compiler.is_compiling() or getattr(_BUSY, "now", False):
         return []
@@ -113,7 +116,7 @@ def _install() -> None:
         _replace(flex, "flex_attention", _flex(flex.flex_attention))
 
 
-def _replace(owner: Any, name: str, new: Any) -> None:
+def _replace(owner: object, name: str, new: object) -> None:
     _RESTORE.append((owner, name, vars(owner).get(name, _ABSENT)))
     setattr(owner, name, new)
 
@@ -131,12 +134,13 @@ def _install_in(model: nn.Module) -> None:
 
 
 def _telling(
-    original: Callable[..., Any], tell: Callable[[Any, Any, Any, Any], None]
-) -> Callable[..., Any]:
+    original: _Function,
+    tell: Callable[[AttentionListener, tuple[Any, ...], dict[str, Any], Any], None],
+) -> _Function:
     """The function as it was, and a word to those who listen."""
 
     @functools.wraps(original)
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def told(*args: object, **kwargs: object) -> object:
         listeners = heard_by()
         if not listeners:
             return original(*args, **kwargs)
@@ -155,10 +159,12 @@ def _telling(
     return told
 
 
-def _sdpa(original: Callable[..., Any]) -> Callable[..., Any]:
+def _sdpa(original: _Function) -> _Function:
     order = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
 
-    def tell(listener: Any, args: Any, kwargs: Any, out: Any) -> None:
+    def tell(
+        listener: AttentionListener, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
         given = {**dict(zip(order, args, strict=False)), **kwargs}
         q, k, v = given["query"], given["key"], given["value"]
         call = AttentionCall(
@@ -169,10 +175,12 @@ def _sdpa(original: Callable[..., Any]) -> Callable[..., Any]:
     return _telling(original, tell)
 
 
-def _flex(original: Callable[..., Any]) -> Callable[..., Any]:
+def _flex(original: _Function) -> _Function:
     order = ("query", "key", "value", "score_mod", "block_mask", "scale")
 
-    def tell(listener: Any, args: Any, kwargs: Any, out: Any) -> None:
+    def tell(
+        listener: AttentionListener, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
         given = {**dict(zip(order, args, strict=False)), **kwargs}
         q, k, v = given["query"], given["key"], given["value"]
         scores = _scores(given.get("score_mod"), getattr(given.get("block_mask"), "mask_mod", None))
@@ -183,7 +191,9 @@ def _flex(original: Callable[..., Any]) -> Callable[..., Any]:
     return _telling(original, tell)
 
 
-def _scores(change: Any, mask: Any) -> Any:
+def _scores(
+    change: Callable[..., Tensor] | None, mask: Callable[..., Tensor] | None
+) -> Callable[..., Tensor] | None:
     """What FlexAttention does to logits, for all of them at once."""
     if change is None and mask is None:
         return None
@@ -198,8 +208,10 @@ def _scores(change: Any, mask: Any) -> Any:
     return scores
 
 
-def _softmax(original: Callable[..., Any]) -> Callable[..., Any]:
-    def tell(listener: Any, args: Any, kwargs: Any, out: Any) -> None:
+def _softmax(original: _Function) -> _Function:
+    def tell(
+        listener: AttentionListener, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
         x = args[0] if args else kwargs["input"]
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
         if isinstance(x, Tensor) and x.dim() >= 3 and dim in (-1, x.dim() - 1):
@@ -208,8 +220,10 @@ def _softmax(original: Callable[..., Any]) -> Callable[..., Any]:
     return _telling(original, tell)
 
 
-def _product(original: Callable[..., Any]) -> Callable[..., Any]:
-    def tell(listener: Any, args: Any, kwargs: Any, out: Any) -> None:
+def _product(original: _Function) -> _Function:
+    def tell(
+        listener: AttentionListener, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
         several = [*args, *kwargs.values()]
         if len(several) >= 2 and isinstance(several[0], Tensor) and several[0].dim() >= 3:
             listener.product(several[0], several[1], out, is_plain=True)
@@ -217,16 +231,20 @@ def _product(original: Callable[..., Any]) -> Callable[..., Any]:
     return _telling(original, tell)
 
 
-def _product_and_sum(original: Callable[..., Any]) -> Callable[..., Any]:
-    def tell(listener: Any, args: Any, kwargs: Any, out: Any) -> None:
+def _product_and_sum(original: _Function) -> _Function:
+    def tell(
+        listener: AttentionListener, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
         several = [*args, *kwargs.values()]
         listener.product(several[1], several[2], out, is_plain=True)
 
     return _telling(original, tell)
 
 
-def _einsum(original: Callable[..., Any]) -> Callable[..., Any]:
-    def tell(listener: Any, args: Any, _kwargs: Any, out: Any) -> None:
+def _einsum(original: _Function) -> _Function:
+    def tell(
+        listener: AttentionListener, args: tuple[Any, ...], _kwargs: dict[str, Any], out: Any
+    ) -> None:
         if len(args) == 3 and isinstance(args[1], Tensor) and out.dim() >= 3:
             listener.product(args[1], args[2], out, is_plain=False)
 

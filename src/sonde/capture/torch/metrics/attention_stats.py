@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ class AttentionStats:
         capture: Capture,
         tallies: StepAccumulators,
         recipes: Replays,
-        where: Callable[[str, Any], bool] | None,
+        where: Callable[[str, object], bool] | None,
         every: Callable[[int], bool] | None,
     ) -> None:
         self._capture = capture
@@ -113,7 +113,9 @@ class AttentionStats:
             there = (call.query, call.key, call.mask)
             given = tuple(x.detach() for x in there if x is not None)
 
-            def compute(query: Tensor, key: Tensor, mask: Tensor | None = None) -> Any:
+            def compute(
+                query: Tensor, key: Tensor, mask: Tensor | None = None
+            ) -> tuple[list[Tensor], None]:
                 return [terms.of_call(replace(call, query=query, key=key, mask=mask))], None
 
             name = ("attention", call.is_causal, call.scale)
@@ -196,7 +198,7 @@ class _Pending:
     __slots__ = ("key", "query", "raw", "shape", "where")
 
     def __init__(
-        self, where: Any, shape: tuple[int, ...], query: Tensor | None, key: Tensor | None
+        self, where: object, shape: tuple[int, ...], query: Tensor | None, key: Tensor | None
     ) -> None:
         self.where = where
         self.shape = shape

@@ -9,7 +9,6 @@ containers around them, so that a check costs about two forwards.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -54,7 +53,13 @@ class CoordinateCheck:
         return found
 
     def entered(
-        self, reference: Reference, path: str, call: int, module: nn.Module, args: Any, kwargs: Any
+        self,
+        reference: Reference,
+        path: str,
+        call: int,
+        module: nn.Module,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
     ) -> None:
         """A module is about to be called: what the reference makes of the same arguments."""
         if not self.wants(path, module):
@@ -76,7 +81,7 @@ class CoordinateCheck:
         path: str,
         call: int,
         module: nn.Module,
-        output: Any,
+        output: object,
         when: tuple[str, int],
     ) -> None:
         """The module has returned: how far all three are from each other."""

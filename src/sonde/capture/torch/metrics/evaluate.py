@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 When = tuple[str, int]
 Known = dict[Hashable, Any]
-"""What was said of a tensor: by a metric, under its identity, or by several together."""
+"""What was said of a tensor: by a metric, under its identity, or by several together. `Any`: what a
+metric returns, or what a replay does."""
 
 _SLOW_NS: Final = 100_000_000
 """A metric that takes longer in a step, and more than half of the step, is told of."""
@@ -201,8 +202,8 @@ class Evaluator:
                     except (Exception, SystemExit) as error:  # told of when it is asked
                         self._capture.troubles.pass_on(error)
                         value = None
-                is_fit = isinstance(value, Tensor) and probe.is_fit and value.numel() > 0
-                if not is_fit or value.is_complex() or type(value) is not Tensor:
+                is_fit = type(value) is Tensor and probe.is_fit and value.numel() > 0
+                if not is_fit or value.is_complex():
                     unfit.append(use.metric)
         for metric in unfit:
             self._unfit(id(metric), metric)
@@ -233,7 +234,7 @@ def _all_of(metrics: Sequence[Metric], x: Tensor) -> tuple[list[Tensor], list[tu
     numbers: dict[torch.dtype, list[tuple[int, Tensor]]] = {}
     counts = []
     for i, metric in enumerate(metrics):
-        value = metric.fn(x)
+        value: Tensor = metric.fn(x)
         counts.append(value.numel())
         if counts[i] != 1:
             value = reduced(value, str(metric.reduce))

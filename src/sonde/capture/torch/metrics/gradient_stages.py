@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from sonde.capture.torch.metrics.accumulate import Array, ClosedStep
 from sonde.capture.torch.names import NamedParameter
@@ -100,14 +101,14 @@ class GradientStages:
     def __init__(
         self,
         guard: Callable[[Callable[[], None]], None],
-        where: Callable[[str, Any], bool] | None,
+        where: Callable[[str, object], bool] | None,
         every: Callable[[int], bool] | None,
     ) -> None:
         self.every = every
         self.guard = guard
         self._where = where
         self._stages: Stages | None = None
-        self._handles: list[Any] = []
+        self._handles: list[RemovableHandle] = []
         self._before: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property
@@ -195,7 +196,7 @@ class GradientStages:
         for suffix, value in (("", ab), ("_0", aa), ("_1", bb)):
             self._stages.put(where, term + suffix, value)
 
-    def _wants(self, path: str, full: str, module: Any) -> bool:
+    def _wants(self, path: str, full: str, module: object) -> bool:
         return self._where is None or self._where(path, module) or self._where(full, module)
 
 

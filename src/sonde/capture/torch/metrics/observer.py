@@ -13,17 +13,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from sonde._torch_internals.tensors import current_backward
 from sonde.capture.drain import Numbers
 from sonde.capture.leaves import leaves
 from sonde.capture.numbers.recent import Recent
+from sonde.capture.numbers.repeats import Value
 from sonde.capture.plan import Selector
 from sonde.capture.torch.metrics import attention
 from sonde.capture.torch.metrics.accumulate import SentNumbers, StepAccumulators, span_of
@@ -65,7 +67,7 @@ class Observer:
         self._choices = MetricMatches(lambda: capture.structure)
         self._given: dict[tuple[str, int], Tensor | None] = {}
         self._told: set[tuple[str, str]] = set()
-        self._recent = Recent(steps=_REMEMBERED)
+        self._recent: Recent[str | SentNumbers, Value | SentNumbers] = Recent(steps=_REMEMBERED)
 
     # -- what is asked for ---------------------------------------------------------------------
 
@@ -161,11 +163,18 @@ class Observer:
                 )
                 self.pipeline.begin(stages, self.capture.structure.parameters)
 
-    def entered(self, tap: Tap, call: int, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def entered(
+        self,
+        tap: Tap,
+        call: int,
+        module: nn.Module,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+    ) -> None:
         """A module is about to be called."""
         self._guarded(tap.path, lambda: self._entered(tap, call, module, args, kwargs))
 
-    def left(self, tap: Tap, call: int, module: nn.Module, output: Any, phase: str) -> None:
+    def left(self, tap: Tap, call: int, module: nn.Module, output: object, phase: str) -> None:
         """A module has returned."""
         self._guarded(tap.path, lambda: self._left(tap, call, module, output, phase))
 
@@ -173,7 +182,7 @@ class Observer:
         self,
         where: Sequence[tuple[str, str]],
         parameters: Sequence[Tensor],
-        grads: Any,
+        grads: Sequence[Tensor | None],
         suffix: str,
     ) -> None:
         """Gradients of parameters: about to be clipped (`/before_clip`), or about to be used."""
@@ -223,7 +232,7 @@ class Observer:
             return not at.is_outside and capture.steps.wants(at.phase)
         return capture.recording
 
-    def log(self, name: str, value: Any, reduce: Reduce) -> None:
+    def log(self, name: str, value: object, reduce: Reduce) -> None:
         """A number or tensor from inside of a module, or from a loop."""
         if torch.compiler.is_compiling() or not self.is_watching():
             return
@@ -245,7 +254,17 @@ class Observer:
 
         self._guarded(f"log of {name}", put)
 
-    def attention(self, query: Tensor, key: Tensor, value: Any, output: Any, **how: Any) -> None:
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor | None,
+        output: Tensor | None,
+        *,
+        mask: Tensor | None,
+        is_causal: bool,
+        scale: float | None,
+    ) -> None:
         """Attention that a model computes in a way that we do not know, told by itself."""
         if torch.compiler.is_compiling() or not self.is_watching():
             return
@@ -254,7 +273,7 @@ class Observer:
             self._changed(("attach",), follows=False)
         if self.heads.is_listening:
             heads = self.heads
-            call = AttentionCall(query, key, how["mask"], how["is_causal"], how["scale"])
+            call = AttentionCall(query, key, mask, is_causal, scale)
             heard = attention.SeenAttention(call, query, key, value, output, query.device)
             self._guarded("attention", lambda: heads.called(heard))
 
@@ -264,7 +283,7 @@ class Observer:
         """Send what metrics said since the last step ended."""
         self._guarded("metrics", self._end_step)
 
-    def remember(self, step: int, name: str, value: Any) -> None:
+    def remember(self, step: int, name: str, value: Value) -> None:
         """A scalar that was logged for a step, for `numbers_of`."""
         self._recent.put(step, name, value)
 
@@ -280,7 +299,7 @@ class Observer:
             if isinstance(value, SentNumbers):
                 found |= value.flat(where)
             else:
-                found[name] = value() if callable(value) else value
+                found[str(name)] = value() if callable(value) else value
         return found
 
     def _end_step(self) -> None:
@@ -327,7 +346,14 @@ class Observer:
             self._told.add((name, code))
             self.capture.troubles.tell(code, text, where=name, level="warning")
 
-    def _entered(self, tap: Tap, call: int, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _entered(
+        self,
+        tap: Tap,
+        call: int,
+        module: nn.Module,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+    ) -> None:
         if self.reference is not None:
             if len(self.capture.current_pass().stack) == 1:
                 self.reference.begin_pass(tap.path, first_tensor(args, kwargs))
@@ -338,7 +364,7 @@ class Observer:
         if self._choices.joint(tap.path):
             self._given[tap.path, call] = first_tensor(args, kwargs)
 
-    def _left(self, tap: Tap, call: int, module: nn.Module, output: Any, phase: str) -> None:
+    def _left(self, tap: Tap, call: int, module: nn.Module, output: object, phase: str) -> None:
         when = (phase, self.capture.phases.step_of(phase))
         if self.reference is not None:
             if self.replaying is not None:
@@ -357,7 +383,7 @@ class Observer:
     ) -> None:
         """Have a metric of several tensors of a call asked when the last of them is there."""
         known: dict[str, Tensor] = {}
-        handles: list[Any] = []
+        handles: list[RemovableHandle] = []
 
         def arrived(kind: str, x: Tensor) -> None:
             known[kind] = x.detach()
@@ -413,6 +439,6 @@ def _is_real(x: Tensor) -> bool:
     return x.is_floating_point() or x.is_complex()
 
 
-def _device_of(output: Any) -> torch.device:
+def _device_of(output: object) -> torch.device:
     found = leaves(output, Tensor, 1)
     return found[0][1].device if found else torch.device("cpu")

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from weakref import ref
 
 import torch
@@ -44,6 +45,8 @@ _PLAIN: Final = (
 
 _MAX_WAITING: Final = 64
 """Reference passes that wait for the watched model; a user who never runs it must not pile up."""
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -136,7 +139,7 @@ class Reference:
             while self._waiting.popleft() is not chosen:
                 pass
 
-    def run(self, like: nn.Module, args: Any, kwargs: Any) -> None:
+    def run(self, like: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Run the reference on what the watched model is about to be given, if nobody has."""
         if self._has_current or not self.runs:
             return
@@ -167,7 +170,7 @@ class Reference:
         found = self.parameters.get(full)
         return None if found is None else found.detach().to(like.device, non_blocking=True)
 
-    def replay(self, path: str, args: Any, kwargs: Any) -> Any:
+    def replay(self, path: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Call the module of the reference as the watched one is called now."""
         module = self.modules[path]
         self._is_replaying = True
@@ -188,14 +191,17 @@ class Reference:
         self._waiting.clear()
         self._current, self._has_current = _Pass(), False
 
-    def moved(self, value: Any) -> Any:
+    def moved(self, value: T) -> T:
         """The same values on the reference's device, free of the graph of the watched model."""
         device = next((p.device for p in self.parameters.values()), None)
-        return _mapped(value, lambda x: x.detach() if device is None else x.detach().to(device))
+        found: T = _mapped(value, lambda x: x.detach() if device is None else x.detach().to(device))
+        return found
 
     # -- hooks ---------------------------------------------------------------------------------
 
-    def _enter(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _enter(
+        self, path: str, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
         if self._is_replaying:
             return
         if not self._stack:
@@ -213,7 +219,9 @@ class Reference:
         if self.wants_input(path) and (first := first_tensor(args, kwargs)) is not None:
             self._open.inputs[path, call] = self._keep(path, "input", first)
 
-    def _leave(self, path: str, module: nn.Module, args: Any, output: Any) -> None:
+    def _leave(
+        self, path: str, module: nn.Module, args: tuple[object, ...], output: object
+    ) -> None:
         if self._is_replaying or not self._stack:
             return
         while self._stack[-1][0] != path and len(self._stack) > 1:
@@ -233,7 +241,7 @@ class Reference:
             x = x.clone()
         return _Kept(x, _version(x))
 
-    def _copy_before_it_changes(self, args: Any) -> None:
+    def _copy_before_it_changes(self, args: object) -> None:
         """A module is about to write into its argument, which may be what another returned."""
         assert self._open is not None
         written = {x.untyped_storage().data_ptr() for _, x in leaves(args, Tensor, MAX_SLOTS)}
@@ -254,7 +262,7 @@ class Reference:
             return None
         return kept.x.to(like.device, non_blocking=True)
 
-    def _kept_buffers(self, module: nn.Module) -> Any:
+    def _kept_buffers(self, module: nn.Module) -> AbstractContextManager[None]:
         if module not in self._buffers:
             self._buffers[module] = Buffers(module)
         return self._buffers[module].kept()
@@ -268,20 +276,20 @@ class _ReferenceHook(InertHook):
         self._path = path
         self._troubles = troubles
 
-    def __call__(self, module: nn.Module, args: Any, more: Any) -> None:
+    def __call__(self, module: nn.Module, args: tuple[object, ...], more: object) -> None:
         try:
             self._act(self._path, module, args, more)
         except Exception as error:
             self._troubles.failed("reference", error)
 
 
-def first_tensor(args: Any, kwargs: Any) -> Tensor | None:
+def first_tensor(args: tuple[object, ...], kwargs: dict[str, object]) -> Tensor | None:
     """The first tensor that a call is given."""
     found = leaves(args, Tensor, 1) or leaves(kwargs, Tensor, 1)
     return found[0][1] if found else None
 
 
-def unrepeatable(value: Any, depth: int = 6) -> str | None:
+def unrepeatable(value: object, depth: int = 6) -> str | None:
     """The type of something in the arguments that a second call could change, such as a cache."""
     if value is None or isinstance(value, _PLAIN) or callable(value) or depth == 0:
         return None

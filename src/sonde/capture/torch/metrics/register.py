@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import entry_points
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import nn
@@ -31,12 +31,12 @@ EVERYWHERE: Final = ".*"
 
 def add_metric(
     observer: Observer,
-    name: str | Callable[..., Any],
-    fn: Callable[..., Any] | None,
+    name: str | Callable[..., object],
+    fn: Callable[..., object] | None,
     *,
     kind: str | tuple[str, ...] | None,
-    where: Any,
-    reduce: Any,
+    where: object,
+    reduce: object,
     every: Every | None,
     against: str | None,
 ) -> None:
@@ -67,7 +67,7 @@ def add_metric(
     _warn_of_nothing(observer, metric.name, where, metric.where)
 
 
-def _warn_of_nothing(observer: Observer, name: str, where: Any, wants: Selector | None) -> None:
+def _warn_of_nothing(observer: Observer, name: str, where: object, wants: Selector | None) -> None:
     """Warn if a pattern matches no module and no parameter of the model."""
     structure = observer.capture.structure
     structure.refresh()
@@ -89,7 +89,11 @@ def _warn_of_nothing(observer: Observer, name: str, where: Any, wants: Selector 
 
 
 def set_reference(
-    observer: Observer, model: object, *, device: Any = None, run: bool = True
+    observer: Observer,
+    model: object,
+    *,
+    device: str | torch.device | int | None = None,
+    run: bool = True,
 ) -> None:
     """Compare with this model, or with a copy of the watched one as it is now ("init")."""
     if model is None:
@@ -123,7 +127,7 @@ def set_reference(
     observer.compare_with(made)
 
 
-def selector(where: Any) -> Selector | None:
+def selector(where: object) -> Selector | None:
     """Which paths are meant: a glob or a regular expression that matches all of a path, or whatever
     `include` takes. None means everywhere."""
     if where is None or where == EVERYWHERE:
@@ -140,13 +144,13 @@ def selector(where: Any) -> Selector | None:
 
 
 def _metric(
-    name: str | Callable[..., Any],
-    fn: Callable[..., Any] | None,
+    name: str | Callable[..., object],
+    fn: Callable[..., object] | None,
     *,
     kind: str | tuple[str, ...] | None,
-    reduce: Any,
+    reduce: object,
     against: str | None,
-) -> tuple[Metric, Any]:
+) -> tuple[Metric, object]:
     """The metric, and where it is asked if nobody says."""
     if fn is None:
         fn = name if callable(name) else _found(name)
@@ -173,15 +177,15 @@ def _metric(
     )
 
 
-def _found(name: str) -> Callable[..., Any]:
+def _found(name: str) -> Callable[..., object]:
     """A function by name: one of ours, or one that a package offers."""
     if name in BUILT_IN:
-        ours: Callable[..., Any] = BUILT_IN[name]
+        ours: Callable[..., object] = BUILT_IN[name]
         return ours
     offered = {point.name: point for point in entry_points(group=GROUP)}
     if name in offered:
         try:
-            theirs: Callable[..., Any] = offered[name].load()
+            theirs: Callable[..., object] = offered[name].load()
         except Exception as error:
             pass_on(error)
             raise SondeError(f"The metric `{name}` cannot be loaded: {error!r}.") from error

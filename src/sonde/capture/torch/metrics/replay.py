@@ -35,7 +35,11 @@ FREE_BYTES: Final = 2 << 30
 """Memory of the device that must be free for more to be recorded."""
 
 Compute = Callable[..., tuple[Sequence[Tensor], Any]]
-"""From tensors to tensors, and to whatever else there is to say of their shapes."""
+"""From tensors to tensors, and to whatever else there is to say of their shapes: `Any`."""
+
+
+_Pool = tuple[int, int]
+"""A memory pool of CUDA graphs."""
 
 
 class Replays:
@@ -50,7 +54,7 @@ class Replays:
         self._recipes: dict[Hashable, _Recipe] = {}
         self._met: set[Hashable] = set()
         self._tried: set[Hashable] = set()
-        self._pools: dict[tuple[int, int], Any] = {}
+        self._pools: dict[tuple[int, int], _Pool] = {}
 
     def follow(
         self,
@@ -153,7 +157,7 @@ class _Recipe:
         return [x.clone() for x in self._results], self._notes
 
 
-def _recorded(compute: Compute, tensors: Sequence[Tensor], pool: Any) -> _Recipe | None:
+def _recorded(compute: Compute, tensors: Sequence[Tensor], pool: _Pool) -> _Recipe | None:
     """The computation as a graph, None if there cannot be one."""
     device = tensors[0].device
     made: _Recipe | None = None
@@ -181,7 +185,7 @@ def _recorded(compute: Compute, tensors: Sequence[Tensor], pool: Any) -> _Recipe
     return made
 
 
-def _recover(device: torch.device, pool: Any) -> None:
+def _recover(device: torch.device, pool: _Pool) -> None:
     """After a recording that failed, torch takes memory and random numbers for being recorded
     still: stop the one, and set the other right by a recording that goes well."""
     with IGNORING:  # it was not

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from numbers import Real
-from typing import Any, Final
+from typing import Final
 from weakref import ref
 
 import torch
@@ -58,7 +58,9 @@ class Hyperparameters:
         for handle in self._handles:
             handle.remove()
 
-    def _pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _pre(
+        self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
         self._read(optimizer)
 
     # To the compiler of an optimizer's step: call it as it is, and all that it calls.

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 from weakref import ref
 
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from sonde._torch_internals.frames import never_trace
 from sonde._torch_internals.tensors import without_modes
@@ -56,7 +57,7 @@ class Optimizers:
         self._without_orphans: tuple[int, ParameterSigns] | None = None
         self.frozen = FrozenParameters()
         self.meter = None if capture.model is None else meter_for(capture.model)
-        self._handles: list[Any] = []
+        self._handles: list[RemovableHandle] = []
         try:
             for optimizer in optimizers:
                 self._handles.append(optimizer.register_step_pre_hook(self._pre))
@@ -73,13 +74,17 @@ class Optimizers:
 
     # -- hooks ---------------------------------------------------------------------------------
 
-    def _pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _pre(
+        self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
         self._stepped.add(id(optimizer))
         self._capture.silence.stepped()
         with_gradients = not _has_closure(optimizer, args, kwargs)
         self._guarded(_BEFORE, lambda: self._see_before(optimizer, with_gradients))
 
-    def _post(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _post(
+        self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
         self._guarded(_AFTER, lambda: self._see_after(optimizer, args, kwargs))
         if optimizer is self._optimizers[-1]():
             self._end()
@@ -194,7 +199,9 @@ class Optimizers:
             if others is not None:
                 self._see_gradients(others, None)
 
-    def _see_after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _see_after(
+        self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
         own = self._parties.get(id(optimizer))
         if own is None or not own.is_held:
             own = self._own(optimizer)
@@ -414,7 +421,7 @@ def _parameters_of(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _has_closure(optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+def _has_closure(optimizer: Optimizer, args: Sequence[object], kwargs: dict[str, object]) -> bool:
     """Whether the optimizer is going to call the model itself."""
     given = [a for a in args if a is not optimizer]  # torch passes `self` along with the others
     return kwargs.get("closure") is not None or (len(given) > 0 and callable(given[0]))

@@ -13,9 +13,10 @@ see `sonde._torch_internals.patches`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
 from sonde._signals import IGNORING
@@ -66,7 +67,9 @@ class CudaGraphs:
 
     def __init__(self, capture: Capture) -> None:
         self.capture = capture
-        self._known: WeakKeyDictionary[Any, CapturedCudaGraph] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[torch.cuda.CUDAGraph, CapturedCudaGraph] = (
+            WeakKeyDictionary()
+        )
         self._observer: Observer | None = None
         self.before_end: Callable[[], None] = lambda: None
         listen_to_graphs(self)
@@ -96,7 +99,7 @@ class CudaGraphs:
             capture.observer = capture.collector.observer = None
             capture.steps.capture_cuda_graph(CapturedCudaGraph())
 
-    def ended(self, graph: Any) -> None:
+    def ended(self, graph: torch.cuda.CUDAGraph) -> None:
         """It is over, well or not."""
         capture = self.capture
         with capture.lock:
@@ -111,7 +114,7 @@ class CudaGraphs:
                 tables = [gated(rows.table) for rows, _ in captured.groups]
                 _WRITTEN[graph] = [table.for_graphs for table in tables if table is not None]
 
-    def replays(self, graph: Any) -> None:
+    def replays(self, graph: torch.cuda.CUDAGraph) -> None:
         """The graph is about to run."""
         captured, capture = self._known.get(graph), self.capture
         if captured is None:
@@ -124,7 +127,7 @@ class CudaGraphs:
             for rows, group in captured.groups if wanted else ():
                 rows.touch_group(group)
 
-    def replayed(self, graph: Any) -> None:
+    def replayed(self, graph: torch.cuda.CUDAGraph) -> None:
         """The graph is on its way."""
         captured = self._known.get(graph)
         if captured is not None and captured.ends_step:
@@ -161,5 +164,5 @@ def _open(captured: CapturedCudaGraph, is_open: bool) -> None:
             written.open_gate(is_open)
 
 
-_WRITTEN: Final[WeakKeyDictionary[Any, list[object]]] = WeakKeyDictionary()
+_WRITTEN: Final[WeakKeyDictionary[torch.cuda.CUDAGraph, list[object]]] = WeakKeyDictionary()
 """Memory of ours that a graph reads and writes, also when nobody watches any more."""
