@@ -35,8 +35,7 @@ def place_run(
     if name is not None:
         name = check_name(name, resume=resume)
     if not resume:
-        stamp = datetime.now(UTC).astimezone().strftime("%Y%m%d-%H%M%S")
-        return Placement(folder / (name or f"{stamp}-{secrets.token_hex(2)}"), step or 0)
+        return Placement(folder / (name or new_name()), step or 0)
     from sonde.store.reading.run import open_run  # what reads is loaded only to go on with a run
 
     with open_run(folder / (name or "latest")) as run:
@@ -45,6 +44,12 @@ def place_run(
         if updates is not None:
             return Placement(Path(run.path), max(updates + _ahead(run.info["config"]), 0))
         return Placement(Path(run.path), max(run.steps, default=-1) + 1, is_guess=True)
+
+
+def new_name() -> str:
+    """A name for a run: the time, and random characters."""
+    stamp = datetime.now(UTC).astimezone().strftime("%Y%m%d-%H%M%S")
+    return f"{stamp}-{secrets.token_hex(2)}"
 
 
 def _ahead(config: Mapping[str, object]) -> int:
