@@ -3,8 +3,10 @@
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -80,3 +82,36 @@ def test_a_server_that_is_not_there_costs_nothing(trained, unheard, monkeypatch)
     (text,) = unheard
     unheard.clear()
     assert text.startswith("The sink `MLflow` failed: ")
+
+
+@pytest.fixture
+def sleeping():
+    """The address of a server that takes requests and answers none, until the test is over."""
+    awake = threading.Event()
+
+    class Asleep(BaseHTTPRequestHandler):
+        def do_POST(self):
+            awake.wait()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Asleep) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        awake.set()
+        server.shutdown()
+        thread.join()
+
+
+def test_a_server_that_sleeps_holds_nothing_back_and_what_is_lost_is_counted(
+    trained, unheard, sleeping, monkeypatch
+):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    sink = MLflow("0" * 32, tracking_uri=sleeping, timeout_s=0.5)
+    run = trained([sink])
+    assert run.status == "finished"
+    assert len(run.scalars("loss")) == 100
+    (text,) = unheard
+    unheard.clear()
+    assert text.startswith("The sink `MLflow` did not finish in time.")
+    lost = run.sql("select sum(count) as lost from events where code = 'sink_lost'")
+    assert lost["lost"][0] >= 100

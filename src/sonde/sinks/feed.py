@@ -22,7 +22,7 @@ from sonde.capture.voice import say
 from sonde.record import Event, GraphPart, NumberBatch, Site, SiteInfo, SketchBatch, Sketches
 from sonde.sinks.request import Choice, NumberChoice, Request
 from sonde.sinks.sink import HISTOGRAM, Reading, Series, Sink, WatchedRun
-from sonde.sketch import merge_groups, row, statistic, take, without_bins
+from sonde.sketch import equal_histograms, merge_groups, row, statistic, take, without_bins
 
 _CAPACITY_BYTES: Final = 32 << 20
 """What may wait for one sink."""
@@ -258,11 +258,15 @@ class Feed:
             values = statistic(stat)(sketches).tolist()
             for site, value in zip(places, values, strict=True):
                 reading.numbers[self._key(_series(item.phase, stat, site))] = value
-        for site, i in places.items():
-            if self._request.wants_histogram(site):
-                key = self._key(_series(item.phase, HISTOGRAM, site))
-                reading.sketches[key] = sketch = row(sketches, i)
-                reading.histograms[key] = sketch.histogram(self._request.bins)
+        drawn = [(s, i) for s, i in places.items() if self._request.wants_histogram(s)]
+        if not drawn:
+            return
+        chosen = take(sketches, np.array([i for _, i in drawn], np.int64))
+        histograms = equal_histograms(chosen, self._request.bins)
+        for (site, i), histogram in zip(drawn, histograms, strict=True):
+            key = self._key(_series(item.phase, HISTOGRAM, site))
+            reading.sketches[key] = row(sketches, i)
+            reading.histograms[key] = histogram
 
     def _key(self, series: Series) -> str:
         found = self._keys.get(series)

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from sonde._errors import SondeError
 from sonde._require import require
-from sonde.sinks.keys import shared_key
-from sonde.sinks.sink import HISTOGRAM, Reading, Series, Sink, SinkOptions
+from sonde.sinks.keys import torchwatcher_key
+from sonde.sinks.sink import Reading, Series, Sink, SinkOptions
 
 if TYPE_CHECKING:
     import neptune_scale
@@ -47,15 +47,7 @@ class Neptune(Sink):
         self._base = base_namespace
 
     def key(self, series: Series) -> str:
-        phase = "" if series.phase == "train" else f"{series.phase}/"
-        key = shared_key(series).removeprefix(phase)
-        if series.kind == "output_grad":  # what TorchWatcher calls the gradients of a layer
-            key = key.replace("output_grad/", "gradients/", 1)
-        if series.kind in {"param", "param_grad", "update", "optim"} and series.module:
-            key = key.replace(f"/{series.module}.", f"/{series.module}/", 1)
-        if series.name == HISTOGRAM and series.kind is not None:
-            key = f"{key}/hist"
-        return f"{phase}{self._base}/{key}"
+        return torchwatcher_key(series, self._base)
 
     def write(self, readings: Sequence[Reading]) -> None:
         for reading in readings:

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from sonde.record import Kind
-from sonde.sketch import Sketch
+from sonde.sketch import Sketch, columns_of, merge_groups, row, statistic
 
 _TYPES: Final[Mapping[Kind, str]] = {
     "output": "Activation",
@@ -30,11 +30,13 @@ def numerics(tensors: Iterable[tuple[Kind, Sketch]], stats: Sequence[str]) -> di
             by_type.setdefault(_TYPES[kind], []).append(sketch)
     found: dict[str, float] = {}
     for name, sketches in by_type.items():
+        columns = columns_of(sketches)
         for stat in stats:
-            values = np.array([sketch.stat(stat) for sketch in sketches])
+            values = statistic(stat)(columns)
             values = values[np.isfinite(values)]
             found[f"Numerics.{name}/{stat}"] = float(values.mean()) if len(values) else np.nan
-        under, over = _rates(Sketch.merged(sketches))
+        together = merge_groups(columns, np.zeros(len(sketches), np.int64), 1)
+        under, over = _rates(row(together, 0))
         found[f"Numerics.{name}/underflow_rate"] = under
         found[f"Numerics.{name}/overflow_rate"] = over
     return found

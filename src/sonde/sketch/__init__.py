@@ -9,9 +9,11 @@ from sonde.sketch.columns import without_bins as without_bins
 from sonde.sketch.formats import FORMATS as FORMATS
 from sonde.sketch.formats import Format as Format
 from sonde.sketch.formats import Loss as Loss
+from sonde.sketch.histograms import equal_histograms as equal_histograms
 from sonde.sketch.model import Exponents as Exponents
 from sonde.sketch.model import Histogram as Histogram
 from sonde.sketch.model import Sketch as Sketch
+from sonde.sketch.model import columns_of as columns_of
 from sonde.sketch.model import row as row
 from sonde.sketch.staircase import quantiles as quantiles
 from sonde.sketch.statistics import STATISTICS as STATISTICS
@@ -31,8 +33,10 @@ __all__ = [
     "NumberFormat",
     "Sketch",
     "Statistic",
+    "columns_of",
     "concatenate",
     "cut",
+    "equal_histograms",
     "from_dense",
     "merge_groups",
     "needs_bins",

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,6 +24,8 @@ from sonde.sketch import bins as _bins
 from sonde.sketch import formats as _formats
 from sonde.sketch import statistics as _statistics
 from sonde.sketch.columns import from_dense
+
+_LARGEST: Final = float(np.finfo(np.float64).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,28 +222,42 @@ class Sketch:
 
     def columns(self) -> Sketches:
         """One row of columns."""
-        return from_dense(
-            np.array([[getattr(self, n) for n in COUNTS]], dtype=np.int64),
-            np.array([[getattr(self, n) for n in SUMS]], dtype=np.float64),
-            np.array([[getattr(self, n) for n in EXTREMA]], dtype=np.float64),
-            self.bins[None, :],
-        )
+        return columns_of([self])
 
     @property
     def _known(self) -> _bins.Known:
         return _bins.Known(self.zeros, self.pos_infs, self.neg_infs, self.min, self.max)
 
     def _equal_edges(self, n: int) -> NDArray[np.float64]:
-        if n < 1:
-            raise ValueError(f"A histogram needs at least one bin, got {n}.")
-        if self.finite == 0:
-            return np.linspace(0.0, 1.0, n + 1)
-        low, high = self.min, self.max
-        # Room for n edges that can be told apart, also where float64 is coarse.
-        least = 4.0 * n * max(np.spacing(abs(low)), np.spacing(abs(high)))
-        if high - low < least:
-            low, high = low - max(least, 0.5), high + max(least, 0.5)
-        return np.linspace(low / 2, high / 2, n + 1) * 2  # halves: high - low may overflow
+        edges: NDArray[np.float64] = equal_edges(np.array([self.min]), np.array([self.max]), n)[0]
+        return edges
+
+
+def columns_of(sketches: Sequence[Sketch]) -> Sketches:
+    """Sketches as columns, one row each."""
+    bins = np.array([s.bins for s in sketches], dtype=np.int64).reshape(-1, N_BINS)
+    return from_dense(
+        np.array([[getattr(s, n) for n in COUNTS] for s in sketches], dtype=np.int64),
+        np.array([[getattr(s, n) for n in SUMS] for s in sketches], dtype=np.float64),
+        np.array([[getattr(s, n) for n in EXTREMA] for s in sketches], dtype=np.float64),
+        bins,
+    )
+
+
+def equal_edges(low: NDArray[np.float64], high: NDArray[np.float64], n: int) -> NDArray[np.float64]:
+    """The edges of `n` equal bins from each low to each high; 0 to 1 where there are no values."""
+    if n < 1:
+        raise ValueError(f"A histogram needs at least one bin, got {n}.")
+    is_any = low <= high
+    low, high = np.where(is_any, low, 0.0), np.where(is_any, high, 1.0)
+    # Room for n edges that can be told apart, also where float64 is coarse.
+    size = np.minimum(np.maximum(np.abs(low), np.abs(high)), _LARGEST / 2)
+    least = 4.0 * n * np.spacing(size)
+    with np.errstate(over="ignore"):
+        room = np.where(high - low < least, np.maximum(least, 0.5), 0.0)
+        low, high = np.maximum(low - room, -_LARGEST), np.minimum(high + room, _LARGEST)
+    edges: NDArray[np.float64] = np.linspace(low / 2, high / 2, n + 1, axis=-1)
+    return edges * 2  # halves: high - low may overflow
 
 
 def row(s: Sketches, i: int) -> Sketch:

@@ -1,0 +1,48 @@
+"""Histograms of many sketches at once: each is that of its sketch alone."""
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from sonde.kernels import reference
+from sonde.sketch import concatenate, equal_histograms, histograms
+from sonde.sketch.columns import empty
+from sonde.sketch.model import row
+
+VALUES = st.one_of(
+    st.floats(width=32),
+    st.floats(),
+    st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.25, 1e-45, -1e-40, 1e-310, 3e38, -1e300, 1e300]),
+)
+TENSORS = st.lists(VALUES, max_size=12).map(lambda x: np.array(x, np.float64))
+
+
+def columns(tensors):
+    return concatenate([reference.sketch(x).columns() for x in tensors])
+
+
+@given(st.lists(TENSORS, min_size=1, max_size=5), st.integers(1, 70))
+@example([np.array([5e-324, 1e-323]), np.array([1.7e308, -1.7e308]), np.array([])], 64)
+@example([np.array([-1.0, -1e-30, 1e-30, 1.0]), np.array([-1.0, 0.0]), np.array([2.0, 2.0])], 50)
+def test_histograms_of_many_are_those_of_each_alone(tensors, n):
+    s = columns(tensors)
+    for i, found in enumerate(equal_histograms(s, n)):
+        alone = row(s, i).histogram(n)
+        np.testing.assert_array_equal(found.edges, alone.edges)
+        assert (found.zeros, found.nans, found.infs) == (alone.zeros, alone.nans, alone.infs)
+        np.testing.assert_allclose(found.counts, alone.counts, rtol=1e-6, atol=1e-6)
+        assert found.counts.sum() == pytest.approx(row(s, i).finite)
+
+
+def test_no_sketches_have_no_histograms():
+    assert equal_histograms(empty(), 8) == []
+
+
+def test_many_rows_are_read_some_rows_at_a_time(monkeypatch):
+    tensors = [np.arange(k, 2 * k, dtype=np.float64) for k in range(1, 8)]
+    s = columns(tensors)
+    whole = equal_histograms(s, 16)
+    monkeypatch.setattr(histograms, "_ROWS_AT_ONCE", 3)
+    for one, other in zip(whole, equal_histograms(s, 16), strict=True):
+        np.testing.assert_array_equal(one.counts, other.counts)
