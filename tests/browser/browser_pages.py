@@ -101,7 +101,8 @@ def watch_page(page) -> Seen:
             seen.errors.append(text)
 
     def on_request(request):
-        seen.hosts.add(urlsplit(request.url).netloc)
+        if not request.url.startswith(("data:", "blob:")):  # what the page made itself
+            seen.hosts.add(urlsplit(request.url).netloc)
         seen.requests.append(request.url)
 
     def on_failed(request):

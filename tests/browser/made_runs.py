@@ -189,10 +189,16 @@ def write(
     calls: int = 1,
     loss: Callable[[int], float] = lambda step: 3 / (1 + step),
     validated: Iterable[int] = (),
+    tied: Iterable[str] = (),
     is_killed: bool = False,
 ) -> Path:
-    """A run of these modules. One that is killed ends without a word, with this process."""
-    sites = sites_of(modules, kinds, calls)
+    """A run of these modules. One that is killed ends without a word, with this process.
+
+    Modules that are tied have no parameters of their own: another one owns them.
+    """
+    sites = [
+        s for s in sites_of(modules, kinds, calls) if s.kind == "output" or s.module not in tied
+    ]
     ids = np.arange(len(sites), dtype=np.int32)
     with Writer(path, compact=False) as writer:
         writer.sites(
@@ -223,6 +229,13 @@ def breaking(site: Site, step: int) -> float:
     return float("nan") if is_bad else steady(site, step)
 
 
+def whispering(site: Site, step: int) -> float:
+    """Steady, but for one module that moves by twenty octaves far below all normal numbers."""
+    if site.module == "lm_head":
+        return 2.0 ** (-148 + min(step, 10) * 2)
+    return steady(site, step)
+
+
 def write_all(folder: Path) -> None:
     """One run of each kind, named after what it shows."""
     write(folder / "llama80", llama())
@@ -236,6 +249,8 @@ def write_all(folder: Path) -> None:
     write(folder / "broken", moe(2, 2), size=breaking, validated=(5, 10))
     write(folder / "normal", rnn(), size=lambda _site, _step: 1.0, steps=range(40))
     write(folder / "irregular", moe(2, 2), steps=[*range(6), *range(12, 50, 7)])
+    write(folder / "tied", moe(2, 2), tied=("lm_head",))
+    write(folder / "subnormal", moe(2, 2), size=whispering)
     write(folder / "twin-a", moe(2, 2), steps=range(0, 40, 2))
     write(folder / "twin-b", moe(2, 2), steps=range(0, 60, 5), loss=lambda step: 2 / (1 + step))
     killed = [sys.executable, __file__, str(folder / "killed")]

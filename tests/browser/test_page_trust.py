@@ -227,6 +227,20 @@ def test_a_module_without_parameters_says_so(made_server, open_page, made_ids):
     assert page.locator("svg.graph-world, .graph").get_by_text("not recorded").count() == 0
 
 
+def test_a_module_with_tied_parameters_says_where_they_are(made_server, open_page, made_ids):
+    page = open_page(made_server, f"#/explore?run={made_ids['tied']}&kind=param_grad")
+    head = page.locator('[data-node="lm_head"]')
+    expect(head).to_contain_text("shared")
+    expect(head).not_to_contain_text("not recorded")
+
+
+def test_what_moves_below_all_normal_numbers_is_no_mover(made_server, open_page, made_ids):
+    page = open_page(made_server, f"#/overview?run={made_ids['subnormal']}&kind=output")
+    movers = page.locator(".mover-name").all_inner_texts()
+    assert movers
+    assert not any("lm_head" in name for name in movers[:5])
+
+
 def test_boxes_count_as_the_tree_does(made_server, open_page, made_ids):
     page = open_page(made_server, f"#/explore?run={made_ids['llama80']}&at=model")
     box = page.locator('[data-node][data-label="layers[0…79]"]')

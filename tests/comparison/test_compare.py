@@ -82,20 +82,21 @@ def test_a_layer_with_other_weights_is_found(folder, plain):
     assert worst[0]["shift"] == pytest.approx(1.0, abs=0.05)
 
 
-def test_a_learning_rate_that_changes_is_named_at_its_step(folder, plain):
+def test_a_learning_rate_that_changes_is_named_at_its_step(folder):
     def other(step, model, optimizer, x):
-        if step == 7:
+        if step == 40:
             optimizer.param_groups[0]["lr"] = 4e-3
         return x
 
-    found = sonde.compare(plain, train(folder, "lr", change=other))
-    assert found.first.step == 7
+    long = train(folder, "long", steps=44)
+    found = sonde.compare(long, train(folder, "lr", steps=44, change=other))
+    assert found.first.step == 40
     assert found.first.pair.a.kind == "update"
     assert "`lr` is 0.001 and 0.004 there" in found.first.cause
     shifts = {
         row["site"]: row["shift"]
         for row in found.distances(frame="arrow").to_pylist()
-        if row["step"] == 7 and row["kind"] == "update"
+        if row["step"] == 40 and row["kind"] == "update"
     }
     assert shifts["first/update/weight"] == pytest.approx(2.0, abs=0.1)
 
@@ -131,6 +132,11 @@ def test_other_seeds_never_part(folder):
     runs = [train(folder, f"seed{i}", seed=i, data_seed=i, steps=8, every=1) for i in range(21)]
     verdicts = [sonde.compare(a, b).verdict for a, b in pairwise(runs)]
     assert set(verdicts) <= {"alike", "no verdict"}
+    with_twin = [
+        sonde.compare(a, b, twin=c).verdict
+        for a, b, c in zip(runs, runs[1:], runs[2:], strict=False)
+    ]
+    assert set(with_twin) == {"alike"}
 
 
 def test_a_real_difference_is_seen_through_other_seeds(folder, plain):

@@ -92,9 +92,11 @@ const LOWERED = new Map([
 
 /** The canvas as elements of SVG, in CSS pixels; all of it as one image where nothing is known. */
 export function canvasToSvg(canvas: HTMLCanvasElement, id: string): string {
-  const ratio = canvas.width / (canvas.getBoundingClientRect().width || canvas.width);
+  const box = canvas.getBoundingClientRect();
+  const ratio = canvas.width / (box.width || canvas.width);
   const ops = LOGS.get(canvas)?.();
-  if (!ops) return image(canvas, 0, 0, canvas.width, canvas.height, ratio);
+  if (!ops)
+    return image(canvas, [0, 0, canvas.width, canvas.height], [0, 0, box.width, box.height]);
   const out: string[] = [];
   const saved: Pen[] = [];
   let pen = { ...PEN };
@@ -106,7 +108,8 @@ export function canvasToSvg(canvas: HTMLCanvasElement, id: string): string {
         ? `<path d="${d}" fill="${pen.fillStyle}" opacity="${pen.alpha}"/>`
         : `<path d="${d}" fill="none" stroke="${pen.strokeStyle}" stroke-width="${pen.lineWidth}" stroke-dasharray="${pen.dash}" opacity="${pen.alpha}"/>`,
     );
-  const box = ([x, y, w, h]: readonly number[]) => `M${r(x)} ${r(y)}h${r(w)}v${r(h)}h${r(-w)}z`;
+  const rectangle = ([x, y, w, h]: readonly number[]) =>
+    `M${r(x)} ${r(y)}h${r(w)}v${r(h)}h${r(-w)}z`;
   for (const [name, args] of ops) {
     const n = args as readonly number[];
     if (name === "save") saved.push({ ...pen });
@@ -117,13 +120,13 @@ export function canvasToSvg(canvas: HTMLCanvasElement, id: string): string {
     } else if (name === "beginPath") path = "";
     else if (name === "moveTo") path += `M${r(n[0])} ${r(n[1])}`;
     else if (name === "lineTo") path += `L${r(n[0])} ${r(n[1])}`;
-    else if (name === "rect") path += box(n);
+    else if (name === "rect") path += rectangle(n);
     else if (name === "arc") path += circle(n);
     else if (name === "closePath") path += "z";
     else if (name === "stroke") paint(path, false);
     else if (name === "fill") paint(path, true);
-    else if (name === "fillRect") paint(box(n), true);
-    else if (name === "strokeRect") paint(box(n), false);
+    else if (name === "fillRect") paint(rectangle(n), true);
+    else if (name === "strokeRect") paint(rectangle(n), false);
     else if (name === "clip") {
       clips += 1;
       pen.clips += 1;
@@ -134,7 +137,14 @@ export function canvasToSvg(canvas: HTMLCanvasElement, id: string): string {
     else if (name === "fillText") out.push(text(String(args[0]), Number(n[1]), Number(n[2]), pen));
     else if (name === "putImageData") {
       const { width, height } = args[0] as ImageData;
-      out.push(image(canvas, n[1], n[2], width, height, ratio));
+      const from = [n[1], n[2], width, height];
+      out.push(
+        image(
+          canvas,
+          from,
+          from.map((v) => v / ratio),
+        ),
+      );
     } else if (name in pen) pen = { ...pen, [name]: args[0] };
   }
   for (let i = 0; i < pen.clips; i++) out.push("</g>");
@@ -149,20 +159,18 @@ function text(words: string, x: number, y: number, pen: Pen): string {
   return `<text x="${r(x)}" y="${r(y + down)}" font-size="${size}" font-weight="${weight}" text-anchor="${anchor}" fill="${pen.fillStyle}">${escaped(words)}</text>`;
 }
 
+/** A part of the canvas, in its own pixels, put at a place in CSS pixels. */
 function image(
   canvas: HTMLCanvasElement,
-  x: number,
-  y: number,
-  width: number,
-  height: number,
-  ratio: number,
+  [x, y, width, height]: readonly number[],
+  at: readonly number[],
 ): string {
   if (width < 1 || height < 1) return "";
   const part = document.createElement("canvas");
   part.width = width;
   part.height = height;
   part.getContext("2d")!.drawImage(canvas, -x, -y);
-  return `<image x="${r(x / ratio)}" y="${r(y / ratio)}" width="${r(width / ratio)}" height="${r(height / ratio)}" preserveAspectRatio="none" style="image-rendering:pixelated" href="${part.toDataURL("image/png")}"/>`;
+  return `<image x="${r(at[0])}" y="${r(at[1])}" width="${r(at[2])}" height="${r(at[3])}" preserveAspectRatio="none" style="image-rendering:pixelated" href="${part.toDataURL("image/png")}"/>`;
 }
 
 function circle([x, y, radius]: readonly number[]): string {

@@ -256,9 +256,12 @@ export function HeatView({
     focused.value = Math.max(0, Math.min(lines.length - 1, focused.peek() + by));
     const element = box.current!;
     const top = focused.peek() * rowHeight;
-    if (top < element.scrollTop) element.scrollTop = top;
-    else if (top + rowHeight > element.scrollTop + drawn)
-      element.scrollTop = top + rowHeight - drawn;
+    const seen = element.scrollTop;
+    const to = Math.max(top + rowHeight - drawn, Math.min(top, seen));
+    if (drawn > 0 && to !== seen) {
+      element.scrollTop = to;
+      scrollTop.value = element.scrollTop;
+    }
     say(focused.peek());
     // What is open follows.
     const line = lines[focused.peek()];

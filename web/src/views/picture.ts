@@ -4,7 +4,8 @@ import { canvasToSvg, escaped } from "../core/recorded";
 import { FONT } from "./canvas";
 
 /** Elements that belong to the page and not to the picture. */
-const HIDDEN = ".menu, .tip, .brush, .hover-line, .row-hover, .visually-hidden, .stepper";
+const HIDDEN =
+  ".menu, .tip, .brush, .hover-line, .row-hover, .visually-hidden, .stepper, .select, .button, .exponent-controls";
 const COPIED = [
   "fill",
   "stroke",
@@ -99,7 +100,8 @@ async function toPng(svg: Blob, { width, height }: DOMRect): Promise<Blob> {
     await image.decode();
     const canvas = document.createElement("canvas");
     const ratio = Math.max(2, devicePixelRatio || 1);
-    [canvas.width, canvas.height] = [Math.ceil(width * ratio), Math.ceil(height * ratio)];
+    canvas.width = Math.round(Math.ceil(width) * ratio);
+    canvas.height = Math.round(Math.ceil(height) * ratio);
     canvas.getContext("2d")!.drawImage(image, 0, 0, canvas.width, canvas.height);
     return await new Promise((done, fail) =>
       canvas.toBlob((made) => (made ? done(made) : fail(new Error("no picture")))),
