@@ -33,6 +33,7 @@ NAMES = [
     "open",
     # Files of Track & Visualize, as `sonde.open` for runs.
     "read_logframe",
+    "show",  # a run in a notebook: design.md names it beside `open`
     "statistic",  # beside `metric`: adds a statistic to frames, SQL, sinks and the page at once
     "trace",
     "trace_once",
@@ -68,9 +69,11 @@ MEMBERS = {
         "status": None,
         "steps": None,
         "to_hdf5": "path",
+        "to_html": "path **options",
         "to_logframe": "**options",
         "trace": "path steps phase rank call",
         "traces": None,
+        "view": None,
         # For parts of Sonde: views and the command line.
         "catalogue": "",
         "examine": "",

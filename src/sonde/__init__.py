@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sonde.coordinates.torch.training import coord_check as coord_check
     from sonde.logframe import read_logframe as read_logframe
     from sonde.metrics.model import metric as metric
+    from sonde.notebook.showing import show as show
     from sonde.sinks.sink import Sink as Sink
     from sonde.sketch import Sketch as Sketch
     from sonde.sketch.added import define as statistic
@@ -44,6 +45,7 @@ _LAZY = {
     "is_watching": ("sonde.capture.active", "is_watching"),
     "log": ("sonde.capture.active", "log"),
     "metric": ("sonde.metrics.model", "metric"),
+    "show": ("sonde.notebook.showing", "show"),
     "statistic": ("sonde.sketch.added", "define"),
     "open": ("sonde.store.reading.run", "open_run"),
     "read_logframe": ("sonde.logframe", "read_logframe"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, ParamSpec, Protocol, TypeVar, runtime_checkable
 
+from sonde._display import Displayed
 from sonde._errors import SondeError
 from sonde.capture.backend import Refuse, Session
 
@@ -36,7 +37,7 @@ class FunctionalSession(Protocol):
         """Record these trees and end the step."""
 
 
-class FunctionalWatch:
+class FunctionalWatch(Displayed):
     """The part of `Watch` for training that is a function."""
 
     _session: Session | None

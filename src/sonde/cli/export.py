@@ -1,4 +1,5 @@
-"""`sonde export`: a table of a run as Parquet, CSV or HDF5; or all its numbers as HDF5 groups."""
+"""`sonde export`: a table of a run as Parquet, CSV or HDF5, its numbers as HDF5 groups, or a
+report as one HTML file."""
 
 from __future__ import annotations
 
@@ -13,9 +14,10 @@ if TYPE_CHECKING:
 
     from sonde.store import Run
 
-HELP = "write a table of a run to a Parquet, CSV or HDF5 file"
+HELP = "write a run as one HTML file, or a table of it to a Parquet, CSV or HDF5 file"
 
 ENDINGS: Final = (".parquet", ".csv", ".h5", ".hdf5")
+PAGES: Final = (".html", ".htm")
 TABLES: Final = ("stats", "bins", "scalars", "metrics", "sites", "events")
 _ROWS_AT_ONCE: Final = 250_000
 
@@ -27,6 +29,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--hdf5", metavar="FILE", help="FILE.h5: scalars and metrics, a group for each"
     )
+    where.add_argument(
+        "--html", metavar="FILE", help="FILE.html: the explorer with the run inside, for anybody"
+    )
+    parser.add_argument("--max-mb", type=float, metavar="N", help="size of the HTML (default: 20)")
+    parser.add_argument(
+        "--include",
+        metavar="PATTERN",
+        action="append",
+        help="tensors whose histograms the HTML holds (default: all); may be given again",
+    )
+    parser.add_argument(
+        "--kind",
+        metavar="KIND",
+        action="append",
+        help="kinds of tensors whose histograms the HTML holds (default: all); may be given again",
+    )
     parser.add_argument("--table", choices=TABLES, default="stats", help="default: stats")
     parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -37,6 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
     from sonde.store import open_run
 
     with open_run(arguments.run, frame="arrow") as found:
+        if arguments.html is not None:
+            return _report(found, arguments)
         if arguments.hdf5 is not None:
             target = _checked_target(arguments.hdf5, found.path, force=arguments.force)
             series = found.to_hdf5(target)
@@ -56,12 +76,51 @@ def run(arguments: argparse.Namespace) -> int:
         return _damage.mention(found)
 
 
-def _checked_target(path: str, run_path: str, *, force: bool) -> str:
+def _report(found: Run, arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from sonde._errors import SondeError
+    from sonde.cli import _damage, _text
+    from sonde.present.report import writing
+
+    max_mb = writing.MAX_MB if arguments.max_mb is None else arguments.max_mb
+    if not max_mb > 0:
+        raise SondeError(f"`--max-mb` must be larger than 0, got {max_mb:g}.")
+    target = _checked_target(arguments.html, found.path, PAGES, force=arguments.force)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("report")
+        made = writing.write(
+            found,
+            target,
+            max_mb=max_mb,
+            include=arguments.include,
+            kinds=arguments.kind,
+            on_progress=lambda done, of: bar.update(task, completed=done, total=of),
+        )
+    if arguments.json:
+        _text.print_json(
+            {"file": target, "bytes": made.size_bytes, "left_out": list(made.left_out)}
+        )
+    else:
+        print(
+            f"Report of {_text.clean(found.name)} to {target} "
+            f"({_text.bytes_text(made.size_bytes)}). Left out:"
+        )
+        for sentence in made.left_out:
+            print(f"  - {sentence}")
+    return _damage.mention(found)
+
+
+def _checked_target(
+    path: str, run_path: str, endings: tuple[str, ...] = ENDINGS, *, force: bool
+) -> str:
     from sonde._errors import SondeError
 
     target = os.path.abspath(path)
-    if _ending(target) not in ENDINGS:
-        known = ", ".join(ENDINGS)
+    if _ending(target) not in endings:
+        known = ", ".join(endings)
         raise SondeError(f"Cannot tell the format of `{path}`. Its name must end in {known}.")
     inside = os.path.realpath(run_path)
     if os.path.commonpath([os.path.realpath(target), inside]) == inside:

@@ -4,6 +4,9 @@ In this order, for every request whatever its address: it is plain HTTP whose le
 one way; it was sent to a name that is ours (or another site could reach us through a name of its
 own); it does not come from another site's page; it is `GET` or `HEAD`; it carries the token. The
 guard wraps the whole application, so an address that is added later is behind it, too.
+
+Where the rules allow guests, pages of other origins may ask if they bring the token in a header: a
+notebook's page asks the kernel so. Cookies do not count for them.
 """
 
 from __future__ import annotations
@@ -51,13 +54,15 @@ HEADERS: Final = {
 class Rules:
     """Whom the guard lets through. `token` is None when everybody on this machine may ask.
 
-    `prefix` (`/a/b`) is taken off addresses that begin with it.
+    `prefix` (`/a/b`) is taken off addresses that begin with it. With `has_guests`, pages of other
+    origins may ask if they bring the token in a header.
     """
 
     token: str | None
     hosts: frozenset[str]
     cookie: str
     prefix: str = ""
+    has_guests: bool = False
 
     @staticmethod
     def of(
@@ -67,6 +72,7 @@ class Rules:
         host: str,
         allowed: Iterable[str] = (),
         prefix: str = "",
+        has_guests: bool = False,
     ) -> Rules:
         """Rules for a server at that host and port. An allowed name without a port gets ours."""
         names = [*LOOPBACK, *([host] if host not in {"0.0.0.0", "::", ""} else []), *allowed]  # noqa: S104
@@ -76,7 +82,7 @@ class Rules:
             hosts |= {plain.lower()} if _has_port(plain) else {f"{plain}:{port}".lower()}
             if port == 80 and not _has_port(plain):
                 hosts.add(plain.lower())
-        return Rules(token, frozenset(hosts), f"sonde-{port}", prefix)
+        return Rules(token, frozenset(hosts), f"sonde-{port}", prefix, has_guests)
 
     def cookie_value(self) -> str:
         """What the cookie holds: proof of having had the token, not the token."""
@@ -103,11 +109,15 @@ class Guard:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        guarded = _with_headers(send)
+        is_guest = self._rules.has_guests and self._has_bearer(scope)
+        guarded = _with_headers(_for_guest(send, scope) if is_guest else send)
         scope = self._below_prefix(scope)
-        problem = self._problem(scope)
+        is_preflight = self._rules.has_guests and scope["method"] == "OPTIONS"
+        problem = self._problem(scope, is_guest=is_guest or is_preflight)
         if problem is not None:
             await self._refuse(scope, guarded, *problem)
+        elif is_preflight:
+            await _answer_preflight(scope, send)
         elif not scope["path"]:
             await _add_slash(scope, guarded)
         elif self._brings_token(scope):
@@ -130,24 +140,28 @@ class Guard:
             return scope
         return {**scope, "path": path[len(prefix) :]}
 
-    def _problem(self, scope: Scope) -> tuple[int, str, str] | None:
+    def _problem(self, scope: Scope, *, is_guest: bool) -> tuple[int, str, str] | None:
         if _header(scope, b"transfer-encoding") and _header(scope, b"content-length"):
             # A proxy before us may take the other one, and the rest for another's request.
             return 400, "bad_request", "A request has a length or is sent in chunks, not both."
         hosts = _header(scope, b"host")
         if len(hosts) != 1 or hosts[0].lower() not in self._rules.hosts:
             return 403, "forbidden", _OTHER_NAME
-        origins = _header(scope, b"origin")
-        own = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
-        if len(origins) > 1 or (origins and origins[0].lower() not in own):
+        if not is_guest and self._is_of_another_page(scope, hosts[0]):
             return 403, "forbidden", "Other sites may not ask."
-        if _is_from_elsewhere(scope):
-            return 403, "forbidden", "Other sites may not ask."
-        if scope["method"] not in METHODS:
+        allowed = (*METHODS, "OPTIONS") if is_guest else METHODS
+        if scope["method"] not in allowed:
             return 405, "method_not_allowed", "Only GET and HEAD are answered."
         if len(scope.get("query_string", b"")) > MAX_QUERY_BYTES:
             return 400, "bad_request", "This question is too long."
         return None
+
+    def _is_of_another_page(self, scope: Scope, host: str) -> bool:
+        origins = _header(scope, b"origin")
+        own = {f"{scheme}://{host.lower()}" for scheme in ("http", "https")}
+        if len(origins) > 1 or (origins and origins[0].lower() not in own):
+            return True
+        return _is_from_elsewhere(scope)
 
     def _brings_token(self, scope: Scope) -> bool:
         return scope["path"] == "/" and any(name == "token" for name, _ in _query(scope))
@@ -186,13 +200,17 @@ class Guard:
             {"type": "http.response.body", "body": page if scope["method"] == "GET" else b""}
         )
 
-    def _is_known(self, scope: Scope) -> bool:
+    def _has_bearer(self, scope: Scope) -> bool:
         token = self._rules.token
-        assert token is not None
         for header in _header(scope, b"authorization"):
             scheme, _, given = header.partition(" ")
-            if scheme.lower() == "bearer" and _equal(given, token):
+            if token is not None and scheme.lower() == "bearer" and _equal(given, token):
                 return True
+        return False
+
+    def _is_known(self, scope: Scope) -> bool:
+        if self._has_bearer(scope):
+            return True
         for header in _header(scope, b"cookie"):
             try:
                 found = SimpleCookie(header).get(self._rules.cookie)
@@ -201,6 +219,40 @@ class Guard:
             if found is not None and _equal(found.value, self._rules.cookie_value()):
                 return True
         return False
+
+
+def _for_guest(send: Send, scope: Scope) -> Send:
+    """Let the page that asked read the response."""
+    origin = _header(scope, b"origin")
+
+    async def shared(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start" and len(origin) == 1:
+            own = [
+                (b"access-control-allow-origin", origin[0].encode("latin-1")),
+                (b"access-control-expose-headers", b"retry-after"),
+                (b"vary", b"origin"),
+            ]
+            message = {**message, "headers": [*message.get("headers", []), *own]}
+        await send(message)
+
+    return shared
+
+
+async def _answer_preflight(scope: Scope, send: Send) -> None:
+    """Say that a page of another origin may bring the token. Whether it has it is seen later."""
+    origin = _header(scope, b"origin")
+    headers = [
+        (b"access-control-allow-methods", b"GET"),
+        (b"access-control-allow-headers", b"authorization"),
+        (b"access-control-allow-private-network", b"true"),
+        (b"access-control-max-age", b"600"),
+        (b"vary", b"origin"),
+        (b"content-length", b"0"),
+    ]
+    if len(origin) == 1:
+        headers.append((b"access-control-allow-origin", origin[0].encode("latin-1")))
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
 
 
 async def _add_slash(scope: Scope, send: Send) -> None:

@@ -17,12 +17,12 @@ import socket
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
 from sonde._errors import SondeError
 from sonde._require import require
 from sonde._version import VERSION
+from sonde.present import bundle
 from sonde.present.compression import accepts_gzip, compressed, compressed_file
 from sonde.present.events import RunEvents
 from sonde.present.guard import App, Guard, Rules, Scope, Send, new_token
@@ -45,19 +45,6 @@ if TYPE_CHECKING:
 PORT: Final = 7007
 _PREFIX: Final = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9_.~-]*(/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)*")
 
-_SUFFIXES: Final = {
-    "html": "text/html; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "svg": "image/svg+xml",
-    "png": "image/png",
-    "ico": "image/x-icon",
-    "woff2": "font/woff2",
-    "txt": "text/plain; charset=utf-8",
-    "map": "application/json",
-    "json": "application/json",
-}
-
 _NO_PAGE: Final = b"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Sonde</title></head>
 <body><h1>Sonde</h1><p>The page was not built into this installation. The API is at
@@ -76,15 +63,17 @@ def make_app(
     *,
     shown_as: str | None = None,
     timeout_s: float = 30.0,
+    workers: Workers | None = None,
     is_ending: Callable[[], bool] = lambda: False,
 ) -> App:
     """The application for the runs in a folder, behind its guard.
 
-    `is_ending` says whether the server is to stop: streams, which would last for ever, end then.
+    `workers` read the runs, new ones by default. `is_ending` says whether the server is to stop:
+    streams, which would last for ever, end then.
     """
     starlette = require("starlette.applications", extra="view")
     routing = require("starlette.routing", extra="view")
-    workers = Workers(folder, timeout_s=timeout_s)
+    workers = workers or Workers(folder, timeout_s=timeout_s)
     herald = RunEvents(workers, is_ending)
     about = _About(shown_as or folder, time.time() * 1e3)
 
@@ -101,7 +90,7 @@ def make_app(
         routing.Route("/", _static_endpoint("index.html"), methods=["GET"]),
         *(
             routing.Route(f"/{name}", _static_endpoint(name), methods=["GET"])
-            for name in _static_names()
+            for name in bundle.names()
         ),
         routing.Route("/api/events", _events_endpoint(herald), methods=["GET"]),
         routing.Route("/api/state", _state_endpoint(herald), methods=["GET"]),
@@ -144,7 +133,7 @@ def serve(
         on_stop: Called when it answers no more: the signal that stopped it may end the process.
     """
     uvicorn = require("uvicorn", extra="view")
-    listening = _listen(host, port)
+    listening = listen(host, port)
     actual = int(listening.getsockname()[1])
     rules = Rules.of(
         token=token, port=actual, host=host, allowed=allowed_hosts, prefix=checked_prefix(prefix)
@@ -198,7 +187,7 @@ class _About:
             version=VERSION,
             api=envelope.API,
             folder=self.folder[:500],
-            page="index.html" in _static_names(),
+            page="index.html" in bundle.names(),
             started_ms=self.started_ms,
             how_to_record=HOW_TO_RECORD,
         )
@@ -269,12 +258,12 @@ def _server_endpoint(about: _About) -> Endpoint:
 
 
 def _static_endpoint(name: str) -> Endpoint:
-    kind = _SUFFIXES[name.rpartition(".")[2]]
+    kind = bundle.TYPES[name.rpartition(".")[2]]
 
     async def endpoint(request: Request) -> Response:
-        found = _static(name)
+        found = bundle.read(name)
         if found is None:
-            return _bytes(200, _SUFFIXES["html"], _NO_PAGE)
+            return _bytes(200, bundle.TYPES["html"], _NO_PAGE)
         packed = None
         if accepts_gzip(request.headers.get("accept-encoding")):
             packed = compressed_file(found, kind)
@@ -287,24 +276,6 @@ def _static_endpoint(name: str) -> Endpoint:
         return _bytes(200, kind, found, headers)
 
     return endpoint
-
-
-# -- static files: a table of names that are there, and no path from a request --------------------
-
-
-def _static_names() -> tuple[str, ...]:
-    folder = resources.files("sonde.present") / "static"
-    if not folder.is_dir():
-        return ()
-    names = [entry.name for entry in folder.iterdir() if entry.is_file()]
-    return tuple(sorted(n for n in names if n.rpartition(".")[2] in _SUFFIXES and n[0] != "."))
-
-
-def _static(name: str) -> bytes | None:
-    try:
-        return (resources.files("sonde.present") / "static" / name).read_bytes()
-    except OSError:
-        return None
 
 
 # -- responses ------------------------------------------------------------------------------------
@@ -365,7 +336,7 @@ async def _refuse(scope: Scope, send: Send, status: int, code: str, message: str
         if is_page
         else json.dumps(envelope.to_plain(failure, [], [])).encode()
     )
-    kind = _SUFFIXES["html"] if is_page else envelope.JSON_TYPE
+    kind = bundle.TYPES["html"] if is_page else envelope.JSON_TYPE
     headers = [
         (b"content-type", kind.encode()),
         (b"content-length", str(len(body)).encode()),
@@ -384,7 +355,8 @@ async def _refuse(scope: Scope, send: Send, status: int, code: str, message: str
 # -- listening ------------------------------------------------------------------------------------
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there, or at one of the next ten ports; 0 is any that is free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     last: OSError | None = None
     for candidate in range(port, port + 11) if port else [0]:

@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from sonde.record import COUNTS, EXTREMA, N_BINS, SUMS, Sketches
 from sonde.sketch import bins as _bins
 from sonde.sketch import formats as _formats
+from sonde.sketch import markup as _markup
 from sonde.sketch import statistics as _statistics
 from sonde.sketch.columns import from_dense
 
@@ -43,6 +44,9 @@ class Histogram:
     infs: int
     outside: float
 
+    def _repr_html_(self) -> str:
+        return _markup.of_histogram(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Exponents:
@@ -60,6 +64,9 @@ class Exponents:
     nans: int
     pos_infs: int
     neg_infs: int
+
+    def _repr_html_(self) -> str:
+        return _markup.of_exponents(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,6 +121,9 @@ class Sketch:
         return scalars and np.array_equal(self.bins, other.bins)
 
     __hash__ = None  # type: ignore[assignment]  # holds an array; compare, do not hash
+
+    def _repr_html_(self) -> str:
+        return _markup.of_sketch(self)
 
     def __repr__(self) -> str:
         if self.finite == 0:

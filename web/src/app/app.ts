@@ -9,6 +9,7 @@ import type { Domain } from "../core/columns";
 import type { Command } from "../core/keys";
 import { DARK, LIGHT, type Tokens } from "../core/tokens";
 import { type PageState, read, write } from "../core/url";
+import type { ArchiveAbout } from "../data/archive";
 import { Client } from "../data/client";
 import { Live } from "../data/live";
 import { Query } from "../data/query";
@@ -29,6 +30,14 @@ export interface Event {
   step: number;
   label: string;
   isBad: boolean;
+}
+
+/** What the page around the app says. */
+export interface Surroundings {
+  isDark?: ReadonlySignal<boolean | null>;
+  isWaiting?: ReadonlySignal<boolean>;
+  /** The document is ours, its title too. */
+  isWholePage: boolean;
 }
 
 /** How often what has no deltas is asked again while a run grows. */
@@ -53,6 +62,8 @@ export class App {
   isFresh: boolean;
   readonly toast: Signal<string> = signal("");
   readonly stale: Signal<string> = signal("");
+  /** Of the report that this is; null where a server answers. */
+  readonly report: Signal<ArchiveAbout | null> = signal(null);
   /** What is being dragged to the panels. */
   readonly dragged: Signal<{ label: string; x: number; y: number } | null> = signal(null);
   /** What commands mean where they depend on what is on screen. */
@@ -82,6 +93,7 @@ export class App {
     transport: Transport,
     private readonly address: Address,
     readonly host: HTMLElement,
+    readonly around: Surroundings,
   ) {
     this.state = signal(read(address.read()));
     this.isFresh = address.read() === "";
@@ -92,6 +104,7 @@ export class App {
       () => this.live.doubt(),
     );
     this.live = new Live(this.client);
+    void transport.about?.then((about) => put(this.report, about));
     this.header = new Query(this.client, this.ready, "run", null, null);
     this.clocks = new Query(this.client, this.ready, "clock", null, null);
 
@@ -141,7 +154,8 @@ export class App {
     });
     this.theme = computed(() => {
       const wish = this.state.value.theme;
-      const isDark = wish === "auto" ? this.isDarkHost.value : wish === "dark";
+      const isDarkAround = around.isDark?.value ?? this.isDarkHost.value;
+      const isDark = wish === "auto" ? isDarkAround : wish === "dark";
       return { isDark, tokens: isDark ? DARK : LIGHT };
     });
 

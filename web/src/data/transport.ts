@@ -4,6 +4,7 @@
  */
 
 import type { State } from "../api.gen";
+import type { ArchiveAbout } from "./archive";
 import { encode } from "./question";
 
 /** What came back: the bytes of an answer, or of a failure. */
@@ -20,6 +21,8 @@ export interface Transport {
   get(view: string, question: object, abort: AbortSignal): Promise<Reply>;
   /** Follows runs; null where that is not possible and the page has to ask now and then. */
   follow: ((runs: readonly string[], heard: Heard) => () => void) | null;
+  /** Of an archive that stands in for a server. */
+  about?: Promise<ArchiveAbout>;
 }
 
 export interface Heard {

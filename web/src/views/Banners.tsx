@@ -6,6 +6,7 @@ import { put } from "../app/app";
 import { useApp } from "../app/hooks";
 import { count } from "../core/format";
 import { Button, Icon } from "./Controls";
+import { ReportNote } from "./ReportNote";
 
 export function Banners() {
   const app = useApp();
@@ -21,6 +22,15 @@ export function Banners() {
         </div>
       )}
       <LostConnection />
+      {app.around.isWaiting?.value && (
+        <div class="banner" role="status" data-waiting>
+          <Icon name="warn" />
+          <span>
+            <b>The kernel is busy.</b> What is live goes on; the rest loads when the cell has ended.
+          </span>
+        </div>
+      )}
+      <ReportNote />
       <RunEnd />
     </div>
   );

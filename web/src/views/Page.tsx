@@ -18,6 +18,7 @@ import { ModuleTree } from "./ModuleTree";
 import { OverviewPage } from "./OverviewPage";
 import { Palette } from "./Palette";
 import { RunsPage } from "./RunsPage";
+import { type Solo, SoloPage } from "./SoloPage";
 import { Splitter } from "./Splitter";
 import { RunProblem } from "./States";
 import { StatusBar } from "./StatusBar";
@@ -32,13 +33,23 @@ const VIEWS: Record<Destination, ComponentType> = {
   compare: ComparePage,
 };
 
-export function Page() {
+export function Page({ solo }: { solo?: Solo }) {
   const app = useApp();
   const { page } = app.state.value;
   useEffect(() => {
     const name = app.about.value?.name;
-    document.title = page === "runs" || !name ? "Sonde" : `${name} · Sonde`;
+    if (app.around.isWholePage)
+      document.title = page === "runs" || !name ? "Sonde" : `${name} · Sonde`;
   }, [page, app.about.value?.name]);
+  if (solo) {
+    return (
+      <div class="app">
+        <Banners />
+        <SoloPage solo={solo} />
+        <Toast />
+      </div>
+    );
+  }
   return (
     <div class="app">
       <button type="button" class="skip" onClick={skip}>

@@ -25,7 +25,7 @@ export function StatusBar() {
         {
           {
             connecting: "connecting…",
-            open: "connected",
+            open: app.report.value ? "report" : "connected",
             lost: "disconnected",
             refused: "refused",
           }[is]

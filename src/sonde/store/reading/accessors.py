@@ -9,19 +9,27 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from sonde._display import Displayed
+
 if TYPE_CHECKING:
+    import os
+
     import pandas as pd
 
+    from sonde.notebook.views import RunViews
     from sonde.plot.accessor import RunPlots
+    from sonde.present.report.writing import RunReport
 
 _PLACES: Final = {
     "plot": ("sonde.plot.accessor", "RunPlots"),
     "logframe": ("sonde.logframe.of_run", "of_run"),
+    "view": ("sonde.notebook.views", "RunViews"),
+    "report": ("sonde.present.report.writing", "write"),
 }
 """Functions that take a run, by what they are for."""
 
 
-class Accessors:
+class Accessors(Displayed):
     """What a run offers besides its numbers."""
 
     @property
@@ -30,9 +38,24 @@ class Accessors:
         found: RunPlots = _load("plot")(self)
         return found
 
+    @property
+    def view(self) -> RunViews:
+        """Views of this run as widgets in a notebook: `run.view.heatmap("output")`."""
+        found: RunViews = _load("view")(self)
+        return found
+
     def to_logframe(self, **options: object) -> pd.DataFrame:
         """This run as a LogFrame of Track & Visualize. See `sonde.logframe.of_run`."""
         return _load("logframe")(self, **options)
+
+    def to_html(self, path: str | os.PathLike[str], **options: object) -> RunReport:
+        """Write this run as one HTML file that opens anywhere: `run.to_html("report.html")`.
+
+        `max_mb` limits its size, `include` and `kinds` choose tensors. The answer says what was
+        left out. See `sonde.present.report.writing.write`.
+        """
+        found: RunReport = _load("report")(self, path, **options)
+        return found
 
 
 def _load(name: str) -> Callable[..., Any]:

@@ -4,16 +4,17 @@ number format would lose."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
-from sonde.sketch import STATISTICS, Sketch, statistic
+from sonde.sketch import STATISTICS, Sketch, concatenate, statistic
 from sonde.sketch.formats import format_named
 from sonde.store.reading.selection import Selection
 from sonde.views.numbers import axes
 from sonde.views.questions import SectionQuestion
-from sonde.views.runs.opened_run import NotFoundError, OpenedRun, site_ref
+from sonde.views.runs.opened_run import NotFoundError, OpenedRun, SiteEntry, site_ref
 from sonde.views.specs import CrossSection, FormatLoss, Named
 
 _FORMATS: Final = {
@@ -37,6 +38,32 @@ def answer(subject: OpenedRun, question: SectionQuestion) -> CrossSection:
     sketch = subject.run.sketch(
         entry.site.name, step=step, phase=question.phase, rank=question.rank
     )
+    return _section(entry, question, sketch, (before, step, after), _statistics([sketch])[0])
+
+
+def of_sketches(
+    entry: SiteEntry, question: SectionQuestion, found: Mapping[int, Sketch]
+) -> Iterator[CrossSection]:
+    """The cross-sections of sketches that were read already, by their steps.
+
+    `previous` and `next` lead to each other.
+    """
+    steps = sorted(found)
+    listed = _statistics([found[step] for step in steps])
+    for i, step in enumerate(steps):
+        before = steps[i - 1] if i else None
+        after = steps[i + 1] if i + 1 < len(steps) else None
+        yield _section(entry, question, found[step], (before, step, after), listed[i])
+
+
+def _section(
+    entry: SiteEntry,
+    question: SectionQuestion,
+    sketch: Sketch,
+    steps: tuple[int | None, int, int | None],
+    statistics: tuple[Named, ...],
+) -> CrossSection:
+    before, step, after = steps
     low, high = question.low, question.high
     if low is None or high is None:
         low, high = axes.ends(sketch, question.scale, "all")
@@ -67,7 +94,7 @@ def answer(subject: OpenedRun, question: SectionQuestion) -> CrossSection:
         pos_infs=float(sketch.pos_infs),
         neg_infs=float(sketch.neg_infs),
         total=float(sketch.count),
-        statistics=_statistics(sketch),
+        statistics=statistics,
         formats=tuple(_loss(sketch, name) for name in question.format or _FORMATS),
         notes=tuple(notes),
     )
@@ -96,13 +123,19 @@ def _nearest(
     return int(found["step"]), found["before"], found["after"]
 
 
-def _statistics(sketch: Sketch) -> tuple[Named, ...]:
-    row = sketch.columns()
+def _statistics(sketches: Sequence[Sketch]) -> list[tuple[Named, ...]]:
+    """The statistics of each, all sketches at once."""
+    rows = concatenate([sketch.columns() for sketch in sketches])
     listed = [known for known in STATISTICS.values() if known.is_listed]
-    return tuple(
-        Named(known.name, _number(float(known(row)[0])), known.title, known.format, known.is_main)
-        for known in (*listed, *(statistic(name) for name in _QUANTILES))
-    )
+    listed += [statistic(name) for name in _QUANTILES]
+    values = [known(rows) for known in listed]
+    return [
+        tuple(
+            Named(known.name, _number(float(found[i])), known.title, known.format, known.is_main)
+            for known, found in zip(listed, values, strict=True)
+        )
+        for i in range(len(sketches))
+    ]
 
 
 def _loss(sketch: Sketch, name: str) -> FormatLoss:
