@@ -48,6 +48,7 @@ WHY = {
     },
     "JSON of strangers, and of users": {
         "imports/wandb.py": 4,
+        "notebook/kernel_server.py": 3,
         "present/guard.py": 4,
         "store/packing.py": 3,
         "store/reading/info.py": 7,
@@ -58,6 +59,7 @@ WHY = {
     },
     "classes of packages that may not be installed, and of other versions of Python": {
         "logframe/schema.py": 1,
+        "notebook/widget.py": 5,
         "present/timeouts.py": 1,
         "store/reading/accessors.py": 2,
         "store/reading/frames.py": 1,

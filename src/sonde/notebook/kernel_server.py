@@ -13,17 +13,18 @@ import atexit
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import fields
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sonde._errors import SondeError
 from sonde._require import require
 from sonde._version import VERSION
-from sonde.present.archive import AnswerBlock, Archive
-from sonde.present.events import RunEvents
+from sonde.present.archive import AnswerBlock, Archive, Question
+from sonde.present.events import PlainState, RunEvents
 from sonde.present.guard import App, Receive, Rules, Scope, Send, new_token
+from sonde.present.messages import WorkerRequest
 from sonde.present.server import listen, make_app
 from sonde.present.timeouts import patient_protocol
 from sonde.present.workers import Reply, Workers
@@ -37,6 +38,9 @@ from sonde.views.questions import (
 )
 from sonde.views.routes import ROUTES
 
+if TYPE_CHECKING:
+    from uvicorn import Server
+
 _START_S: Final = 30.0
 _VISITED_S: Final = 8.0
 """A browser that asked by HTTP within this time is not sent answers as well."""
@@ -44,7 +48,7 @@ _VISITED_S: Final = 8.0
 _PAUSE_S: Final = 1.0
 _MOST_BYTES: Final = 16_000_000
 
-Pushed = Callable[[Mapping[str, Any], bytes | None], None]
+Pushed = Callable[[Mapping[str, object], bytes | None], None]
 """Sends a message, with bytes or without, to a page."""
 
 
@@ -55,7 +59,7 @@ class KernelServer:
         self.folder = folder
         self.token = new_token()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._server: Any = None  # uvicorn.Server
+        self._server: Server | None = None
         self._workers = Workers(folder, readers=1)
         self._ready = threading.Event()
         self._visited_s = float("-inf")
@@ -77,18 +81,18 @@ class KernelServer:
         """Whether a browser has asked by HTTP a moment ago."""
         return time.monotonic() - self._visited_s < _VISITED_S
 
-    def call_later(self, coroutine: Any) -> Future[Any]:
+    def call_later(self, coroutine: Coroutine[object, object, None]) -> Future[None]:
         """Run a coroutine on the thread of the server."""
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    async def state(self, run: str, since: str = "") -> dict[str, Any]:
+    async def state(self, run: str, since: str = "") -> PlainState:
         """How far a run has come, as the page hears it."""
         return await self._events.state([run], since)
 
     async def answer(self, view: str, question: Sequence[tuple[str, str]]) -> Reply:
         """The answer of a view."""
-        request = {"view": view, "question": [list(pair) for pair in question]}
+        request: WorkerRequest = {"view": view, "question": list(question)}
         run = dict(question).get("run")
         if run is None:
             return await self._workers.list(request)
@@ -162,14 +166,14 @@ class Pushing:
         self,
         server: KernelServer,
         run: str,
-        asked: Sequence[tuple[str, Any]],
+        asked: Sequence[Question],
         send: Pushed,
     ) -> None:
         self._server = server
         self._run = run
         self._first = [(view, one) for view, one in asked if view not in {"run", "search"}]
         self._send = send
-        self._shown: list[tuple[str, Any]] = []
+        self._shown: list[Question] = []
         self._is_over = False
         server.call_later(self._follow())
 
@@ -200,7 +204,7 @@ class Pushing:
                 self._send({"kind": "state", "state": found}, None)
             await asyncio.sleep(_PAUSE_S)
 
-    async def _push_answers(self, state: Mapping[str, Any]) -> None:
+    async def _push_answers(self, state: PlainState) -> None:
         """What is on screen, as one archive: a page takes from it what it would ask."""
         block = AnswerBlock()
         about_run = RunQuestion(run=self._run)
@@ -216,7 +220,8 @@ class Pushing:
                 block.put_packed(view, question, reply.body, getattr(question, "step", None))
         archive = Archive(_MOST_BYTES)
         archive.add(block)
-        version = next((run["version"] for run in state["runs"]), "")
+        runs: list[Any] = state["runs"]  # JSON
+        version = next((run["version"] for run in runs), "")
         about = {"made_ms": time.time() * 1e3, "version": version, "was_live": True}
         blocks = archive.named({**about, "holds": [], "left_out": []})
         self._send({"kind": "archive", "blocks": blocks}, None)
@@ -231,9 +236,9 @@ class Pushing:
         self._send({"kind": "answer", "id": number, "status": reply.status}, body)
 
 
-def _first_of(run: str, header: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def _first_of(run: str, header: Mapping[str, Any]) -> list[Question]:
     """What the overview shows of a run that has come so far."""
-    found: list[tuple[str, Any]] = []
+    found: list[Question] = []
     if header["timeline"] is not None:
         found.append(("lines", LinesQuestion(run=run, name=(header["timeline"],), columns=2048)))
     if header["kind"] is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from html import escape
-from typing import Any, Final
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -18,11 +18,27 @@ _WIDTH: Final = 300
 _HEIGHT: Final = 56
 
 
+@runtime_checkable
+class RecordingWatch(Protocol):
+    """What is told of a watch."""
+
+    @property
+    def path(self) -> object: ...
+
+    @property
+    def current_step(self) -> int | None: ...
+
+    @property
+    def every(self) -> object: ...
+
+
 def html_of(thing: object) -> str | None:
     """The HTML of a run or of a watch; None for a watch that records nothing."""
     if isinstance(thing, Run):
         return of_run(thing)
-    return None if getattr(thing, "path", None) is None else of_watch(thing)
+    if isinstance(thing, RecordingWatch) and thing.path is not None:
+        return of_watch(thing)
+    return None
 
 
 def of_run(run: Run) -> str:
@@ -43,7 +59,7 @@ def of_run(run: Run) -> str:
     return _card(f"Run {header.name}", rows, _line(spark), "sonde.show(run)")
 
 
-def of_watch(watch: Any) -> str:
+def of_watch(watch: RecordingWatch) -> str:
     """What a watch records, and where."""
     rows = [
         ("step", f"{watch.current_step:,}"),

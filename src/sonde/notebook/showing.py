@@ -6,25 +6,29 @@ import io
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sonde._errors import SondeError
 from sonde.notebook.kernel_server import server_for
 from sonde.notebook.widget import widget_class
 from sonde.plot import accessor
-from sonde.present.archive import AnswerBlock, Archive
+from sonde.present.archive import AnswerBlock, Archive, Question
 from sonde.present.report.wishes import Wishes
 from sonde.store.reading.run import Run, open_run
+
+if TYPE_CHECKING:
+    from anywidget import AnyWidget
+
+    from sonde.watching import Watch
 
 HEIGHT: Final = 640
 _SNAPSHOT_BYTES: Final = 4_000_000
 _DPI: Final = 110
 
-Asked = tuple[str, Any]
-"""The name of a view and a question to it."""
 
-
-def show(run: Any, *, height: int = HEIGHT, live: bool = True) -> Any:
+def show(
+    run: Run | Watch | str | os.PathLike[str], *, height: int = HEIGHT, live: bool = True
+) -> AnyWidget:
     """The explorer in the output of a cell, live while this kernel or any other process trains.
 
     Args:
@@ -38,7 +42,7 @@ def show(run: Any, *, height: int = HEIGHT, live: bool = True) -> Any:
     return make(opened(run), lambda run_id: f"#/overview?run={run_id}", height=height, live=live)
 
 
-def opened(run: Any) -> Run:
+def opened(run: Run | Watch | str | os.PathLike[str]) -> Run:
     """The run that is meant."""
     if isinstance(run, Run):
         return run
@@ -60,10 +64,10 @@ def make(
     height: int,
     live: bool = True,
     solo: str = "",
-    questions: Callable[[Wishes], Sequence[Asked]] = lambda _wishes: (),
+    questions: Callable[[Wishes], Sequence[Question]] = lambda _wishes: (),
     picture: str = "heatmap",
-    options: dict[str, Any] | None = None,
-) -> Any:
+    options: dict[str, object] | None = None,
+) -> AnyWidget:
     """A widget. `questions` are answered ahead; `picture` is the figure that stays in the file."""
     widget = widget_class()  # fails first where anywidget is missing
     wishes = Wishes(run, (), _SNAPSHOT_BYTES, is_still=not live)
@@ -82,7 +86,7 @@ def make(
     )
 
 
-def _snapshot(wishes: Wishes, questions: Sequence[Asked]) -> dict[str, str]:
+def _snapshot(wishes: Wishes, questions: Sequence[Question]) -> dict[str, str]:
     """What the widget shows first, by the names of blocks."""
     archive, block = Archive(_SNAPSHOT_BYTES), AnswerBlock()
     for asked in (*wishes.fixed(), *wishes.answers(questions)):
@@ -98,7 +102,7 @@ def _snapshot(wishes: Wishes, questions: Sequence[Asked]) -> dict[str, str]:
     return archive.named(about)
 
 
-def _picture(run: Run, name: str, options: dict[str, Any]) -> bytes | None:
+def _picture(run: Run, name: str, options: dict[str, object]) -> bytes | None:
     """The figure as PNG; None where there is nothing to draw yet, or no matplotlib."""
     try:
         figure = getattr(accessor.RunPlots(run), name)(**options)

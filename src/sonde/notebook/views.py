@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from sonde._errors import SondeError
 from sonde.notebook.showing import HEIGHT, make
+from sonde.present.archive import Question
 from sonde.present.report.wishes import Wishes
 from sonde.store.reading.run import Run
 from sonde.views import ids
 from sonde.views import questions as q
+
+if TYPE_CHECKING:
+    from anywidget import AnyWidget
 
 _CHART: Final = 420
 _LINES: Final = 150
@@ -36,13 +41,13 @@ class RunViews:
         step: int | None = None,
         height: int = HEIGHT,
         live: bool = True,
-    ) -> Any:  # a widget
+    ) -> AnyWidget:
         """One statistic of all tensors of a kind, or one metric of all modules, over the steps."""
         below = None if under is None else ids.of_name(under)
         self._run.catalogue().kinds(kind)  # an unknown kind is an error with those there are
         more = {"kind": kind, "stat": stat, "metric": metric, "under": below, "step": step}
 
-        def questions(wishes: Wishes) -> list[tuple[str, Any]]:
+        def questions(wishes: Wishes) -> list[Question]:
             asked = q.HeatQuestion(
                 run=wishes.id,
                 kind=None if metric else kind or wishes.header.kind,
@@ -65,13 +70,13 @@ class RunViews:
         scale: str = "auto",
         height: int = HEIGHT,
         live: bool = True,
-    ) -> Any:
+    ) -> AnyWidget:
         """How the values of one tensor are spread, over the steps and at the cursor."""
         name, module = self._site(site, kind)
         more = {"site": name, "under": module, "step": step, "scale": scale}
 
-        def questions(wishes: Wishes) -> list[tuple[str, Any]]:
-            over_time: Any = q.KymographQuestion(run=wishes.id, site=name, scale=scale)  # type: ignore[arg-type]  # checked by the view
+        def questions(wishes: Wishes) -> list[Question]:
+            over_time = q.KymographQuestion(run=wishes.id, site=name, scale=scale)  # type: ignore[arg-type]  # checked by the view
             return [
                 ("panel", q.PanelQuestion(run=wishes.id, module=module)),
                 ("kymograph", over_time),
@@ -89,32 +94,34 @@ class RunViews:
         step: int | None = None,
         height: int = _CHART,
         live: bool = True,
-    ) -> Any:
+    ) -> AnyWidget:
         """One tensor at one step by powers of two, against number formats."""
         name, _ = self._site(site, kind)
 
-        def questions(wishes: Wishes) -> list[tuple[str, Any]]:
+        def questions(wishes: Wishes) -> list[Question]:
             return [("section", q.SectionQuestion(run=wishes.id, site=name, step=step))]
 
         options = {"site": site, "kind": kind, "step": step}
         more = {"site": name, "step": step}
         return self._solo("exponents", "layers", more, height, live, questions, options)
 
-    def lines(self, name: str | None = None, *, height: int = _LINES, live: bool = True) -> Any:
+    def lines(
+        self, name: str | None = None, *, height: int = _LINES, live: bool = True
+    ) -> AnyWidget:
         """One scalar over the steps, by default the loss."""
 
-        def questions(wishes: Wishes) -> list[tuple[str, Any]]:
+        def questions(wishes: Wishes) -> list[Question]:
             names = () if name is None else (name,)
             return [("lines", q.LinesQuestion(run=wishes.id, name=names, columns=2048))]
 
         options = {} if name is None else {"name": name}
         return self._solo("lines", "overview", {"line": name}, height, live, questions, options)
 
-    def graph(self, module: str = "", *, height: int = HEIGHT, live: bool = True) -> Any:
+    def graph(self, module: str = "", *, height: int = HEIGHT, live: bool = True) -> AnyWidget:
         """The calls in a module and the data between them, coloured by a statistic."""
         node = None if not module else ids.of_name(module)
 
-        def questions(wishes: Wishes) -> list[tuple[str, Any]]:
+        def questions(wishes: Wishes) -> list[Question]:
             return [
                 ("level", q.LevelQuestion(run=wishes.id, node=node)),
                 (
@@ -140,12 +147,12 @@ class RunViews:
         self,
         name: str,
         page: str,
-        state: dict[str, Any],
+        state: Mapping[str, object],
         height: int,
         live: bool,
-        questions: Any,
-        options: dict[str, Any],
-    ) -> Any:
+        questions: Callable[[Wishes], list[Question]],
+        options: Mapping[str, object],
+    ) -> AnyWidget:
         given = {key: value for key, value in state.items() if value is not None}
         query = "".join(f"&{key}={quote(str(value), safe='')}" for key, value in given.items())
         return make(

@@ -17,6 +17,7 @@ from typing import Any, Final
 from sonde._require import require
 from sonde.notebook.kernel_server import KernelServer, Pushing
 from sonde.present import bundle
+from sonde.present.archive import Question
 
 _EXTRA: Final = "notebook"
 
@@ -43,7 +44,7 @@ def widget_class() -> type[Any]:
             server: KernelServer | None,
             run: str,
             *,
-            asked: Sequence[tuple[str, Any]],
+            asked: Sequence[Question],
             archive: Mapping[str, str],
             address: str,
             height: int,
@@ -72,10 +73,10 @@ def widget_class() -> type[Any]:
             self._outbox.close()
             super().close()
 
-        def _deliver(self, message: Mapping[str, Any], body: bytes | None) -> None:
+        def _deliver(self, message: Mapping[str, object], body: bytes | None) -> None:
             self.send(dict(message), buffers=[] if body is None else [body])
 
-        def _repr_mimebundle_(self, **options: Any) -> Any:
+        def _repr_mimebundle_(self, **options: object) -> object:
             """The widget, and a picture for hosts and files without a kernel."""
             found = super()._repr_mimebundle_(**options)
             data, more = found if isinstance(found, tuple) else (found, {})
@@ -89,13 +90,13 @@ def widget_class() -> type[Any]:
 class Outbox:
     """Messages to a widget, sent from one thread: marimo lets only threads of its own send."""
 
-    def __init__(self, deliver: Callable[[Mapping[str, Any], bytes | None], None]) -> None:
+    def __init__(self, deliver: Callable[[Mapping[str, object], bytes | None], None]) -> None:
         self._deliver = deliver
-        self._waiting: SimpleQueue[tuple[Mapping[str, Any], bytes | None] | None] = SimpleQueue()
+        self._waiting: SimpleQueue[tuple[Mapping[str, object], bytes | None] | None] = SimpleQueue()
         thread = thread_class()(target=self._run, name="sonde-outbox", daemon=True)
         thread.start()
 
-    def put(self, message: Mapping[str, Any], body: bytes | None) -> None:
+    def put(self, message: Mapping[str, object], body: bytes | None) -> None:
         """Send this soon."""
         self._waiting.put((message, body))
 

@@ -14,7 +14,7 @@ import gzip
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Final
+from typing import Final
 
 from sonde.views import envelope
 from sonde.views.routes import ROUTES
@@ -45,6 +45,9 @@ _FREE: Final[Mapping[str, frozenset[str]]] = {
 """Parameters that do not tell one answer from another."""
 
 Text = str | list[str] | None
+
+Question = tuple[str, object]
+"""The name of a view, and a question to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ class Archive:
     def __init__(self, limit_bytes: int) -> None:
         self._left = limit_bytes
         self.blocks: list[str] = []
-        self._places: list[list[Any]] = []  # Any: JSON
+        self._places: list[list[object]] = []
 
     def add(self, block: AnswerBlock, *, is_needed: bool = False) -> bool:
         """Whether the block was added: one that does not fit is left out, unless it is needed."""
@@ -108,7 +111,7 @@ class Archive:
 
     def index(self, about: Mapping[str, object]) -> str:
         """What the page reads first."""
-        used = dict.fromkeys(place[0] for place in self._places)
+        used = dict.fromkeys(str(place[0]) for place in self._places)
         views = [[view, _parameters(view), NEAR.get(view)] for view in used]
         found = {"format": FORMAT, "about": about, "views": views, "answers": self._places}
         text = json.dumps(found, ensure_ascii=True, separators=(",", ":"))

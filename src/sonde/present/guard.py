@@ -21,8 +21,9 @@ from typing import Any, Final
 from urllib.parse import parse_qsl
 
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Refuse = Callable[[Scope, Send, int, str, str], Awaitable[None]]
 
@@ -225,7 +226,7 @@ def _for_guest(send: Send, scope: Scope) -> Send:
     """Let the page that asked read the response."""
     origin = _header(scope, b"origin")
 
-    async def shared(message: MutableMapping[str, Any]) -> None:
+    async def shared(message: Message) -> None:
         if message["type"] == "http.response.start" and len(origin) == 1:
             own = [
                 (b"access-control-allow-origin", origin[0].encode("latin-1")),
@@ -277,7 +278,7 @@ def _is_from_elsewhere(scope: Scope) -> bool:
 def _with_headers(send: Send) -> Send:
     """Add what every response must say, unless it says so itself."""
 
-    async def guarded(message: MutableMapping[str, Any]) -> None:
+    async def guarded(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = list(message.get("headers", []))
             present = {name.lower() for name, _ in headers}

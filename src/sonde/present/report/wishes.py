@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from sonde._errors import SondeError
 from sonde._version import VERSION
-from sonde.present.archive import NEAR, Asked
+from sonde.present.archive import NEAR, Asked, Question
 from sonde.sketch import STATISTICS, Sketch
 from sonde.store.reading.run import Run
 from sonde.views import envelope, ids
@@ -23,7 +23,7 @@ from sonde.views.answers import ANSWERS
 from sonde.views.numbers import kymograph, section
 from sonde.views.runs.opened_run import MAX_LABEL, OpenedRun, SiteEntry, shown
 from sonde.views.runs.run_list import HOW_TO_RECORD, RunList
-from sonde.views.specs import GraphLevel, RunHeader, Runs, RunStatus, Server, State
+from sonde.views.specs import GraphLevel, RunHeader, Runs, RunStatus, Server, State, Variable
 from sonde.views.traced import variable
 
 TENSORS: Final = "histograms of tensors"
@@ -42,6 +42,8 @@ _MOST_PANELS: Final = 3000
 _MOST_TINTS: Final = 60
 _MOST_METRICS: Final = 2000
 _CELLS: Final = 64
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +122,9 @@ class Wishes:
         header = replace(self.header, status=self._shown(self.header.status))
         yield Asked("run", q.RunQuestion(run=self.id), header)
 
-    def first(self) -> list[tuple[str, Any]]:
+    def first(self) -> list[Question]:
         """What the page asks first."""
-        asked: list[tuple[str, Any]] = [
+        asked: list[Question] = [
             ("tree", q.TreeQuestion(run=self.id)),
             ("search", q.SearchQuestion(run=self.id, limit=1 << 30)),
             ("level", q.LevelQuestion(run=self.id)),
@@ -140,7 +142,7 @@ class Wishes:
         """The rest, the most important first."""
         others = [s.name for s in self.header.scalars if s.name != self.header.timeline]
         for some in _chunks(others):
-            asked: list[tuple[str, Any]] = [("lines", self._lines(name)) for name in some]
+            asked: list[Question] = [("lines", self._lines(name)) for name in some]
             yield Wish(SCALARS, partial(self.answers, asked), len(some))
         kinds = [k for k in _kinds(self.subject) if k != self.header.kind]
         for kind in kinds:
@@ -162,10 +164,10 @@ class Wishes:
     # -- structure --------------------------------------------------------------------------------
 
     def _structure(self) -> Iterator[Wish]:
-        for some in _chunks(self._levels[1:]):
-            yield Wish(LEVELS, partial(list, some), len(some))
+        for levels in _chunks(self._levels[1:]):
+            yield Wish(LEVELS, partial(list, levels), len(levels))
         calls = self.subject.structure.graph.calls
-        panels: list[tuple[str, Any]] = []
+        panels: list[Question] = []
         for path in self.subject.structure.tree.index:
             module = ids.of_name(path)
             nodes = [ids.of_name(node.id) for node in calls.get(path, ())]
@@ -201,7 +203,7 @@ class Wishes:
                 waiting += fresh
         return found
 
-    def _insides(self) -> list[tuple[str, Any]]:
+    def _insides(self) -> list[Question]:
         """Trees of repeated modules other than the first, which the tree holds itself."""
         tree = self.subject.structure.tree
         others = [
@@ -242,10 +244,9 @@ class Wishes:
             if asked is None:
                 return
             yield asked
-            found: Any = asked.spec
-            if found.previous is None:
+            step = asked.spec.previous if isinstance(asked.spec, Variable) else None
+            if step is None:
                 return
-            step = found.previous
 
     def _tints(self) -> Iterator[Wish]:
         kind, stat = self.header.kind, self.header.stat
@@ -306,20 +307,20 @@ class Wishes:
     def _movers(self, kind: str, stat: str = "rms") -> q.MoversQuestion:
         return q.MoversQuestion(run=self.id, kind=kind, stat=stat, limit=40)
 
-    def answers(self, asked: Iterable[tuple[str, Any]]) -> Iterator[Asked]:
+    def answers(self, asked: Iterable[Question]) -> Iterator[Asked]:
         """Those that there are, to questions by the names of their views."""
         for view, question in asked:
             found = self._ask(view, question)
             if found is not None:
                 yield found
 
-    def _ask(self, view: str, question: Any) -> Asked | None:
+    def _ask(self, view: str, question: object) -> Asked | None:
         """The answer of a view; None where there is none, as the page would be told too."""
         try:
-            spec: Any = ANSWERS[view](self.subject, question)
+            spec = ANSWERS[view](self.subject, question)
         except SondeError:
             return None
-        return Asked(view, question, spec, spec.step if view in NEAR else None)
+        return Asked(view, question, spec, getattr(spec, "step", None) if view in NEAR else None)
 
 
 class _ReadTensors:
@@ -366,9 +367,10 @@ class _ReadTensors:
             steps = list(self._detail.steps)
             merged = self._subject.run.merge(kind=kind, steps=steps, by=("name", "step"))
             wanted = {entry.site.name for entry in self._entries}
-            for (name, step), sketch in merged.items():
+            for key, sketch in merged.items():
+                name, step = key if isinstance(key, tuple) else (key, 0)
                 if name in wanted:
-                    found.setdefault(name, {})[step] = sketch
+                    found.setdefault(str(name), {})[int(step)] = sketch
         return found
 
 
@@ -405,6 +407,6 @@ def _largest(sizes: Sequence[int], limit: float) -> int:
     return next((size for size in sizes if size <= limit), sizes[-1])
 
 
-def _chunks(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+def _chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
     for i in range(0, len(items), _AT_ONCE):
         yield items[i : i + _AT_ONCE]
