@@ -57,7 +57,7 @@ def charts(one, two):
         "kymograph": (f"#/explore?run={one}&pins=A:model.layers.1.gate", "[data-pin] .kymo"),
         "exponents": (f"#/layers?run={one}&kind=param&site={SITE}", ".drawer"),
         "timeline": (f"#/overview?run={one}", ".timeline"),
-        "graph": (f"#/explore?run={one}", ".explore > .subbar"),
+        "graph": (f"#/explore?run={one}", ".graph-space"),
         "comparison": (f"#/compare?run={one},{two}&kind=param", '[data-compared="difference"]'),
         "histograms": (f"#/compare?run={one},{two}&kind=param&site={SITE}", ".drawer"),
     }

@@ -91,15 +91,6 @@ export function ExplorePage() {
           isQuiet
           onClick={() => perform(app, "fit")}
         />
-        <ChartMenu
-          of={graph}
-          name={`${about?.name ?? "run"}-${data?.path || "model"}`}
-          figure={{
-            name: "graph",
-            given: data?.path ? [data.path] : [],
-            options: [["group_repeats", isFolded ? undefined : false]],
-          }}
-        />
       </div>
       {error && !data && <Failed error={error} what="The graph" />}
       {!data && !error && <Loading what="the graph" />}
@@ -110,6 +101,17 @@ export function ExplorePage() {
       )}
       {data && data.nodes.length > 0 && (
         <div class="graph-space" ref={graph}>
+          <div class="corner top">
+            <ChartMenu
+              of={graph}
+              name={`${about?.name ?? "run"}-${data?.path || "model"}`}
+              figure={{
+                name: "graph",
+                given: data?.path ? [data.path] : [],
+                options: [["group_repeats", isFolded ? undefined : false]],
+              }}
+            />
+          </div>
           <Boundary what="The graph" of={data}>
             <GraphView
               level={data}
