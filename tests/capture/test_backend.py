@@ -211,3 +211,48 @@ assert "torch" not in sys.modules
         cwd=tmp_path,
         env={"PYTHONPATH": ":".join(p for p in paths if p)},
     )
+
+
+TORCH_BESIDE_JAX = """
+import sys
+import torch
+import sonde
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+
+    def forward(self, x):
+        return sonde.attach(self.layer(x), "logits")
+
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with sonde.watch(model, optimizer, every=1, log="all") as watch:
+    watch.add_metric("norm", lambda x: x.norm())
+    for _ in range(2):
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+        watch.log(loss=torch.tensor(1.0))
+assert len(sonde.open(watch.path).stats("layer", kind="output")) == 2
+"""
+
+
+def test_watching_a_torch_model_loads_no_jax(tmp_path):
+    code = f"""
+{TORCH_BESIDE_JAX}
+assert not {{"jax", "jaxlib", "flax", "optax"}} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+
+
+def test_watching_a_torch_model_starts_no_device_of_jax(tmp_path):
+    """On a GPU, JAX takes most of the memory once it starts: a torch model may need it."""
+    code = f"""
+import flax.nnx
+from jax._src.xla_bridge import backends_are_initialized
+{TORCH_BESIDE_JAX}
+assert not [name for name in sys.modules if name.startswith("sonde.capture.jax")]
+assert not backends_are_initialized()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
