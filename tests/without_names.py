@@ -1,7 +1,8 @@
 """Trainings with a torch that lacks names, each in a process of its own. Not a test itself.
 
 Reads `[{"name", "symbols", "compiles"}, ...]` and writes for each what became of the training. The
-processes are forks of one that has imported torch: importing it takes most of the time.
+processes are forks of one that has imported torch, and of Sonde all that knows nothing of torch:
+importing takes most of the time.
 """
 
 import contextlib
@@ -199,7 +200,16 @@ def child(case, folder):
     return result
 
 
+def preload():
+    """Import what knows nothing of torch, and so of none of the names."""
+    for module in ("watching", "store", "store.writing.writer", "graph.model"):
+        importlib.import_module(f"sonde.{module}")
+    doors = ("sonde._torch_internals", "sonde.capture.torch", "sonde.graph.torch")
+    assert not [name for name in sys.modules if name.startswith(doors)]
+
+
 def main(folder):
+    preload()
     for case in json.load(sys.stdin):
         out = os.path.join(folder, f"{case['name']}.json")
         pid = os.fork()

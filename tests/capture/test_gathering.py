@@ -5,6 +5,7 @@ import operator
 import sys
 import threading
 from importlib import resources
+from typing import NamedTuple
 from weakref import ref
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 from torch.fx import Graph
 
+import sonde
 from sonde.capture.native import MOST_TOGETHER, Book, Bunch, Place, Point, Row
 from sonde.capture.torch.capture import Capture
 from sonde.capture.torch.compile import graph_passes
@@ -178,11 +180,15 @@ class Block(nn.Module):
         return y.relu_()
 
 
-def _train(watching, model, call, *, steps=3, **options):
+STEPS = 5
+
+
+def _train(memory, folder, model, call):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    watch, memory = watching(model, optimizer, every=1, **options)
+    options = {"every": 1, "log": "all", "hyperparameters": False, "final_parameters": False}
+    watch = sonde.watch(model, optimizer, dir=folder, sinks=[memory], **options)
     data = torch.Generator().manual_seed(1)
-    for _ in range(steps):
+    for _ in range(STEPS):
         with torch.autocast("cpu", torch.bfloat16):
             out = call(torch.randn(64, 8, generator=data))
         out.float().square().mean().backward()
@@ -193,43 +199,66 @@ def _train(watching, model, call, *, steps=3, **options):
     return memory
 
 
-def _recorded(watching, **options):
+def _model():
     torch.manual_seed(0)
-    model = nn.Sequential(*(Block() for _ in range(3)))
+    return nn.Sequential(*(Block() for _ in range(3)))
+
+
+def _recorded(memory, folder):
+    torch._dynamo.reset()
+    model = _model()
     # Code that was generated before would do, but what is done to it on the way is looked at here.
     with torch._inductor.config.patch(force_disable_caches=True):
-        return _train(watching, model, torch.compile(model, fullgraph=True), **options)
+        return _train(memory, folder, model, torch.compile(model, fullgraph=True))
 
 
-def test_what_is_recorded_is_the_same_gathered_and_not(watching, monkeypatch):
-    several = {True: [], False: []}
+class Gathered(NamedTuple):
+    """A compiled training: what was recorded, how many taps each operator has (by whether they are
+    of gradients), and the step of each tensor that did not take the native path."""
+
+    memory: object
+    several: dict[bool, list[int]]
+    slow: list[int]
+
+
+@pytest.fixture(scope="module")
+def gathered(tmp_path_factory, new_memory):
+    """Code is generated once for all tests that look at it: that takes seconds."""
+    several, slow, original = {True: [], False: []}, [], Capture.compiled
 
     def gathers(graph, *args, grads):
         gather(graph, *args, grads=grads)
         several[grads] += [len(n.args[1]) for n in graph.nodes if n.target is TAPS]
 
-    monkeypatch.setattr(graph_passes, "gather", gathers)
-    together = _recorded(watching)
-    assert max(several[False]) >= 4
-    assert max(several[True], default=0) >= 2 or not TRACES_HOOKS
-    torch._dynamo.reset()
+    def counted(self, key, x):
+        slow.append(self.step)
+        return original(self, key, x)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graph_passes, "gather", gathers)
+        patch.setattr(Capture, "compiled", counted)
+        memory = _recorded(new_memory(), tmp_path_factory.mktemp("gathered"))
+    return Gathered(memory, several, slow)
+
+
+def test_what_is_recorded_is_the_same_gathered_and_not(gathered, memory, tmp_path, monkeypatch):
+    assert max(gathered.several[False]) >= 4
+    assert max(gathered.several[True], default=0) >= 2 or not TRACES_HOOKS
     monkeypatch.setattr(graph_passes, "gather", lambda *_, grads: None)
-    apart = _recorded(watching)
-    assert together.steps == apart.steps
-    for step in range(3):
-        found, expected = together.at(step), apart.at(step)
+    apart = _recorded(memory, tmp_path)
+    assert gathered.memory.steps == apart.steps
+    for step in range(STEPS):
+        found, expected = gathered.memory.at(step), apart.at(step)
         assert set(found) == set(expected)
         for name, sketch in expected.items():
             assert found[name] == sketch, (step, name)
 
 
-def test_it_is_what_eager_mode_records(watching):
-    compiled = _recorded(watching)
-    torch.manual_seed(0)
-    model = nn.Sequential(*(Block() for _ in range(3)))
-    eager = _train(watching, model, model)
+def test_it_is_what_eager_mode_records(gathered, memory, tmp_path):
+    model = _model()
+    eager = _train(memory, tmp_path, model, model)
     for step in range(3):
-        found, expected = compiled.at(step), eager.at(step)
+        found, expected = gathered.memory.at(step), eager.at(step)
         assert set(found) == set(expected) or not TRACES_HOOKS
         for name in found:
             sketch = expected[name]
@@ -238,20 +267,13 @@ def test_it_is_what_eager_mode_records(watching):
                 assert found[name].rms == pytest.approx(sketch.rms, rel=0.05), (step, name)
 
 
-def test_after_the_first_steps_they_take_the_native_path_together(watching, monkeypatch):
-    slow, original = [], Capture.compiled
-
-    def counted(self, key, x):
-        slow.append(self.step)
-        return original(self, key, x)
-
-    monkeypatch.setattr(Capture, "compiled", counted)
-    memory = _recorded(watching, steps=5)
+def test_after_the_first_steps_they_take_the_native_path_together(gathered):
+    slow = gathered.slow
     # But for the first tap, with which a pass begins, and for the last module's output and its
     # gradient, which are seen again outside.
     assert max(slow.count(step) for step in (2, 3, 4)) <= 3
     assert slow.count(0) >= 15
-    assert set(memory.at(4)) == set(memory.at(1))
+    assert set(gathered.memory.at(4)) == set(gathered.memory.at(1))
 
 
 # -- the objects -----------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
 """A program that writes known data and says so, until it is killed. Run by `test_kill.py`.
 
-Usage: killed_writer.py RUN RESUME FLUSH_S HOW. Prints one line per hand-over on standard output,
-unbuffered: `h STEP NANOSECONDS` after handing a step over, `f STEP` after a flush that held
-everything so far.
+Prints one line per hand-over on standard output, unbuffered: `h STEP NANOSECONDS` after handing a
+step over, `f STEP` after a flush that held everything so far.
 """
 
 import itertools
@@ -36,6 +35,3 @@ def main(path: str, resume: str, flush_s: str, how: str) -> None:
         if how == "flushing" and writer.flush():
             os.write(1, f"f {step}\n".encode())
         time.sleep(0.004)
-
-
-main(*sys.argv[1:])

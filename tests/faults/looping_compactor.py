@@ -1,15 +1,17 @@
 """A program that compacts a run again and again, until it is killed. Run by `test_kill.py`."""
 
-import sys
+import os
 import time
 
 from sonde import RunError
 from sonde.store.writing.compaction import compact
 
-while True:
-    try:
-        compact(sys.argv[1])
-        print("compacted", flush=True)
-    except RunError:
-        pass  # not a run yet
-    time.sleep(0.01)
+
+def main(path: str) -> None:
+    while True:
+        try:
+            compact(path)
+            os.write(1, b"compacted\n")
+        except RunError:
+            pass  # not a run yet
+        time.sleep(0.01)

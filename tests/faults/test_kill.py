@@ -1,10 +1,13 @@
 """`kill -9` at any instant loses at most the last flush interval and makes no wrong number."""
 
+import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,25 +23,64 @@ N_SITES = 8
 FLUSH_S = 2.0
 
 
-class Program:
-    """A child process whose lines are kept, to be killed."""
+class Launcher:
+    """Starts programs as forks of one process that has imported what they need."""
 
-    def __init__(self, script, *arguments):
-        command = [sys.executable, str(HERE / script), *map(str, arguments)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    def __init__(self):
+        self._asking, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._lock = threading.Lock()
+        with theirs:
+            self._process = subprocess.Popen([sys.executable, HERE / "launcher.py"], stdin=theirs)
+
+    def start(self, program, *arguments):
+        reading, writing = os.pipe()
+        message = json.dumps([program, [str(a) for a in arguments]]).encode()
+        with self._lock:
+            socket.send_fds(self._asking, [message], [writing])
+            os.close(writing)
+            pid = int(self._asking.recv(64))
+        return Program(pid, open(reading, "rb"))
+
+    def close(self):
+        self._asking.close()
+        assert self._process.wait() == 0
+
+
+class Program:
+    """A process whose lines are kept, to be killed."""
+
+    def __init__(self, pid, said):
+        self.pid = pid
+        self._said = said
 
     def wait_for_line(self):
-        self.first = self.process.stdout.readline().decode()
-        assert self.first, f"the program ended by itself with {self.process.wait()}"
+        self.first = self._said.readline().decode()
+        assert self.first, "the program ended by itself"
 
     def kill(self):
         """Kill it; returns when (monotonic ns) and all that it has said."""
         when = time.monotonic_ns()
-        self.process.send_signal(signal.SIGKILL)
-        said = self.first + self.process.stdout.read().decode()
-        self.process.wait()
-        self.process.stdout.close()
+        os.kill(self.pid, signal.SIGKILL)
+        said = self.first + self._said.read().decode()
+        self._said.close()
+        while self.is_alive():
+            time.sleep(0.001)
         return when, [line.split() for line in said.split("\n")[:-1]]
+
+    def is_alive(self):
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+@pytest.fixture(scope="module")
+def start():
+    """To be called with the name of a program and its arguments: starts it."""
+    launcher = Launcher()
+    yield launcher.start
+    launcher.close()
 
 
 def promised(when, lines, flush_s):
@@ -82,9 +124,9 @@ def assert_right(path, first, must, may):
     return min(last, n - 1)
 
 
-def kill_one(path, seed):
+def kill_one(start, path, seed):
     rng = random.Random(seed)
-    writer = Program("killed_writer.py", path, "new", FLUSH_S, "waiting")
+    writer = start("killed_writer", path, "new", FLUSH_S, "waiting")
     writer.wait_for_line()
     time.sleep(rng.uniform(0.0, 2 * FLUSH_S))
     when, lines = writer.kill()
@@ -92,28 +134,28 @@ def kill_one(path, seed):
 
 
 @pytest.mark.slow
-def test_fifty_kills_of_a_writing_process_lose_at_most_one_flush_interval(tmp_path):
+def test_fifty_kills_of_a_writing_process_lose_at_most_one_flush_interval(start, tmp_path):
     with ThreadPoolExecutor(4) as pool:  # they mostly wait
-        found = list(pool.map(lambda i: kill_one(str(tmp_path / f"run{i}"), i), range(50)))
+        found = list(pool.map(lambda i: kill_one(start, str(tmp_path / f"run{i}"), i), range(50)))
     assert len(found) == 50
     assert max(found) > 50, "the kills came too early to mean anything"
 
 
 @pytest.mark.slow
-def test_twenty_kills_of_writer_and_compactor_lose_nothing_acknowledged(tmp_path):
+def test_twenty_kills_of_writer_and_compactor_lose_nothing_acknowledged(start, tmp_path):
     """One run, resumed twenty times: its attempts pile up and are compacted all the while."""
     path = str(tmp_path / "run")
     rng = random.Random(7)
     resume, compacted = "new", 0
     for _ in range(20):
-        writer = Program("killed_writer.py", path, resume, FLUSH_S, "flushing")
-        compactor = Program("looping_compactor.py", path)
+        writer = start("killed_writer", path, resume, FLUSH_S, "flushing")
+        compactor = start("looping_compactor", path)
         writer.wait_for_line()
         compactor.wait_for_line()
         if rng.random() < 0.5:
             time.sleep(rng.uniform(0, 0.3))
             compacted += len(compactor.kill()[1])
-            compactor = Program("looping_compactor.py", path)
+            compactor = start("looping_compactor", path)
             compactor.wait_for_line()
         time.sleep(rng.uniform(0, 0.6))
         compacted += len(compactor.kill()[1])
@@ -126,11 +168,11 @@ def test_twenty_kills_of_writer_and_compactor_lose_nothing_acknowledged(tmp_path
     assert assert_right(path, 0, last, handed(lines)) == last
 
 
-def test_a_kill_of_one_rank_leaves_the_others_alone(tmp_path):
+def test_a_kill_of_one_rank_leaves_the_others_alone(start, tmp_path):
     from sonde.store import Writer
 
     path = tmp_path / "run"
-    killed = Program("killed_writer.py", path, "new", 0.2, "waiting")
+    killed = start("killed_writer", path, "new", 0.2, "waiting")
     killed.wait_for_line()
     with Writer(path, rank=1, world_size=2) as writer:
         writer.sites(made.sites(2))
@@ -148,14 +190,14 @@ def test_a_kill_of_one_rank_leaves_the_others_alone(tmp_path):
         assert run.stats(stat="count", rank=1).num_rows == 4
 
 
-def test_a_stopped_process_is_live_and_goes_on(tmp_path):
-    writer = Program("killed_writer.py", tmp_path / "run", "new", 0.2, "waiting")
+def test_a_stopped_process_is_live_and_goes_on(start, tmp_path):
+    writer = start("killed_writer", tmp_path / "run", "new", 0.2, "waiting")
     writer.wait_for_line()
-    writer.process.send_signal(signal.SIGSTOP)
+    os.kill(writer.pid, signal.SIGSTOP)
     time.sleep(1.5)
     with open_run(tmp_path / "run", frame="arrow") as run:
         assert run.status == "live"
-    writer.process.send_signal(signal.SIGCONT)
+    os.kill(writer.pid, signal.SIGCONT)
     time.sleep(2.0)
     when, lines = writer.kill()
     # It could not flush while it was stopped; what was handed over since counts from then on.
