@@ -4,8 +4,8 @@
     make matrix ARGS="tests/capture/test_steps.py"   some files
     TORCH_2_11=/path/to/python make matrix        an environment that is already there
 
-Environments are made under `build/matrix`. A version with a table from before keeps the rows of
-files that were not run this time.
+Environments are made under `build/matrix`. The table is written after each file; rows of files that
+were not run this time stay as they are.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def environment(name: str, requirement: str) -> str:
     folder = BUILD / name
     python = str(folder / "bin" / "python")
     if not (folder / "ready").exists():
-        venv.create(folder, clear=True, with_pip=True)
+        create(folder, python)
         pins = [
             line
             for line in (ROOT / "constraints.txt").read_text().splitlines()
@@ -51,8 +51,18 @@ def environment(name: str, requirement: str) -> str:
     return python
 
 
-def run(python: str, files: list[str], report: Path) -> tuple[str, dict[str, str]]:
-    """Return the version of torch, and for each file what became of its tests."""
+def create(folder: Path, python: str) -> None:
+    """Make an empty environment; where Python comes without ensurepip, its own pip fills it."""
+    try:
+        venv.create(folder, clear=True, with_pip=True)
+    except subprocess.CalledProcessError:
+        venv.create(folder, clear=True, with_pip=False)
+        pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "pip"]
+        subprocess.run(pip, check=True)
+
+
+def run(python: str, files: list[str], report: Path) -> dict[str, str]:
+    """Run the files with this Python. Return what became of the tests of each."""
     env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_WAIT_POLICY": "PASSIVE"}
     ask = [python, "-c", "import torch; print(torch.__version__.partition('+')[0])"]
     version = subprocess.run(ask, check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
@@ -63,7 +73,8 @@ def run(python: str, files: list[str], report: Path) -> tuple[str, dict[str, str
         subprocess.run([*command, file], cwd=ROOT, env=env, check=False)
         found[file] = outcome(report)
         print(f"torch {version}  {file}  {found[file]}", flush=True)
-    return version, found
+        write(version, {file: found[file]})
+    return found
 
 
 def outcome(report: Path) -> str:
@@ -95,7 +106,8 @@ def known_rows(text: str) -> dict[str, dict[str, str]]:
 
 def table(rows: dict[str, dict[str, str]]) -> str:
     """Return the rows as a table in Markdown."""
-    versions = sorted({v for row in rows.values() for v in row}, key=lambda v: v.split("."))
+    found = {v for row in rows.values() for v in row}
+    versions = sorted(found, key=lambda v: [int(n) for n in re.findall(r"\d+", v)])
     lines = ["| tests | " + " | ".join(f"torch {v}" for v in versions) + " |"]
     lines.append("|---" * (len(versions) + 1) + "|")
     for file, row in sorted(rows.items()):
@@ -117,9 +129,8 @@ def main() -> int:
     has_failed = False
     for name, requirement in VERSIONS.items():
         if options.only in (None, name):
-            version, found = run(environment(name, requirement), files, BUILD / f"{name}.xml")
+            found = run(environment(name, requirement), files, BUILD / f"{name}.xml")
             has_failed |= any("failed" in text or "not" in text for text in found.values())
-            write(version, found)
     print(table(known_rows(TABLE.read_text())))
     return int(has_failed)
 
