@@ -1,5 +1,6 @@
 """The callback for the Trainer of transformers."""
 
+import inspect
 import logging
 
 import pytest
@@ -7,6 +8,7 @@ from training_task import Net, adam, training_rows, validation_rows
 from transformers import Trainer, TrainingArguments
 
 import sonde
+from sonde.integrations.training import WatchOptions
 from sonde.integrations.transformers import SondeCallback
 
 
@@ -91,3 +93,10 @@ def test_a_compiled_model_has_its_own_names(trainer, tmp_path):
 def test_an_option_that_it_does_not_take_is_refused_when_it_is_made(options, text):
     with pytest.raises(sonde.SondeError, match=text):
         SondeCallback(**options)
+
+
+def test_it_takes_every_option_of_watch_that_the_trainer_does_not_set():
+    asked = {"model", "optimizer", "resume", "step", "rank", "world_size"}
+    given = WatchOptions.__annotations__.keys()
+    assert given | asked == inspect.signature(sonde.watch).parameters.keys()
+    assert not given & asked

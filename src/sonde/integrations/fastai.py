@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Protocol, Unpack
 
 from sonde._require import require
-from sonde.integrations.training import TrainerWatch
+from sonde.integrations.training import TrainerWatch, WatchOptions
 from sonde.watching import Watch
 
-_Callback: Any = require("fastai.callback.core", extra="fastai").Callback
+if TYPE_CHECKING:  # its package has no types
+    from torch import Tensor
+
+    _Callback = object
+else:
+    _Callback = require("fastai.callback.core", extra="fastai").Callback
 
 
-class FastaiCallback(_Callback):  # type: ignore[misc]  # its package has no types
+class FastaiLearner(Protocol):
+    """What is used of `fastai.learner.Learner`."""
+
+    model: object
+    loss: Tensor
+
+
+class FastaiCallback(_Callback):
     """Watches the model of a Learner while it is fitted, and all of its validations.
 
     Takes the options of `sonde.watch`. Steps are updates, counted from 0 in each `fit`.
     """
 
-    def __init__(self, **options: Any) -> None:  # as `sonde.watch` takes them
+    learn: FastaiLearner
+
+    def __init__(self, **options: Unpack[WatchOptions]) -> None:
         super().__init__()
         self._training = TrainerWatch(self, options)
 

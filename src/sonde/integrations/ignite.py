@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Protocol, Unpack
 
 from sonde._require import require
-from sonde.integrations.training import TrainerWatch
+from sonde.integrations.training import TrainerWatch, WatchOptions
 from sonde.watching import Watch
 
 _engine = require("ignite.engine", extra="ignite")
+
+
+class IgniteState(Protocol):
+    """What is used of `ignite.engine.State`."""
+
+    output: object
+
+
+class IgniteEngine(Protocol):
+    """What is used of `ignite.engine.Engine`."""
+
+    state: IgniteState
+
+    def add_event_handler(self, event_name: object, handler: Callable[..., None]) -> object: ...
 
 
 class IgniteHandler:
@@ -20,7 +34,7 @@ class IgniteHandler:
     numbers.
     """
 
-    def __init__(self, model: Any, optimizer: Any, **options: Any) -> None:
+    def __init__(self, model: object, optimizer: object, **options: Unpack[WatchOptions]) -> None:
         self._training = TrainerWatch(self, options)
         self._watched = (model, optimizer)
 
@@ -29,23 +43,23 @@ class IgniteHandler:
         """The watch, while the engine runs."""
         return self._training.watch
 
-    def attach(self, engine: Any) -> None:
+    def attach(self, engine: IgniteEngine) -> None:
         """Watch whenever this engine runs."""
         events = _engine.Events
         engine.add_event_handler(events.STARTED, self._begin)
         engine.add_event_handler(events.ITERATION_COMPLETED, self._log)
         engine.add_event_handler(events.COMPLETED, self._end)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return self._training.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         self._training.load_state_dict(state)
 
     def _begin(self) -> None:
         self._training.begin(*self._watched)
 
-    def _log(self, engine: Any) -> None:
+    def _log(self, engine: IgniteEngine) -> None:
         output = engine.state.output
         values = output if isinstance(output, Mapping) else {"loss": output}
         self._training.log(values, mean=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Protocol, Unpack
 
 from sonde import _endings
 from sonde._require import require
-from sonde.integrations.training import TrainerWatch
+from sonde.integrations.training import TrainerWatch, WatchOptions
 from sonde.watching import Watch
 
 
@@ -22,17 +23,35 @@ def _library() -> ModuleType:
     return require(used[0] if used else "lightning.pytorch", extra="lightning")
 
 
-_Callback: Any = _library().Callback
+if TYPE_CHECKING:  # its package has no types
+    _Callback = object
+else:
+    _Callback = _library().Callback
 
 
-class LightningCallback(_Callback):  # type: ignore[misc]  # its package has no types
+class LightningTrainer(Protocol):
+    """What is used of `lightning.Trainer`."""
+
+    global_step: int
+    optimizers: list[object]
+    sanity_checking: bool
+    callback_metrics: Mapping[str, object]
+
+
+class LightningModule(Protocol):
+    """What is used of `lightning.LightningModule`."""
+
+    hparams: Mapping[str, object]
+
+
+class LightningCallback(_Callback):
     """Watches a LightningModule while it trains, and all of its validations.
 
     Takes the options of `sonde.watch`. Steps are those of `trainer.global_step`. The loss that
     `training_step` returns is recorded, and what is logged in a validation.
     """
 
-    def __init__(self, **options: Any) -> None:  # as `sonde.watch` takes them
+    def __init__(self, **options: Unpack[WatchOptions]) -> None:
         super().__init__()
         self._training = TrainerWatch(self, options)
 
@@ -41,7 +60,7 @@ class LightningCallback(_Callback):  # type: ignore[misc]  # its package has no 
         """The watch, while training is under way."""
         return self._training.watch
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_start(self, trainer: LightningTrainer, pl_module: LightningModule) -> None:
         hyperparameters = dict(pl_module.hparams)
         self._training.begin(
             pl_module,
@@ -51,31 +70,31 @@ class LightningCallback(_Callback):  # type: ignore[misc]  # its package has no 
         )
 
     def on_train_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+        self, trainer: LightningTrainer, pl_module: object, batch: object, batch_idx: int
     ) -> None:
         self._training.at(trainer.global_step)
 
     def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: object, pl_module: object, outputs: object, batch: object, batch_idx: int
     ) -> None:
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         self._training.log({"loss": loss}, mean=True)
 
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_validation_end(self, trainer: LightningTrainer, pl_module: object) -> None:
         if not trainer.sanity_checking:
             found = {k: v for k, v in trainer.callback_metrics.items() if k != "loss"}
             self._training.log(found)
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_end(self, trainer: object, pl_module: object) -> None:
         self._training.end()
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: object, pl_module: object, exception: BaseException) -> None:
         self._training.end(_endings.of_error(exception))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return self._training.state_dict()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
         self._training.load_state_dict(state_dict)
 
 

@@ -7,53 +7,80 @@ checkpoint keeps the name of the run: a training that is resumed continues it.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypedDict
 
 from sonde._errors import SondeError
+from sonde.capture.plan import Every, Phases
 from sonde.capture.voice import say
+from sonde.record import RecordSink
+from sonde.sinks.sink import Sink
 from sonde.store.writing.placement import new_name
 from sonde.watching import Watch, watch
 
 _OF_THE_TRAINER: Final = {"model", "optimizer", "resume", "step", "rank", "world_size"}
-_OPTIONS: Final = inspect.signature(watch).parameters.keys() - _OF_THE_TRAINER
-_EVALUATIONS: Final = {"train": None, "eval": 1}
+_EVALUATIONS: Final[Phases] = {"train": None, "eval": 1}
 """Training at the steps that `every` says, and all evaluations."""
 
 
-class TrainerWatch:
-    """A watch that a trainer begins, continues and ends. `Any`: options, models and numbers of
-    libraries without types."""
+class WatchOptions(TypedDict, total=False):
+    """Options of `sonde.watch` that a callback takes: all but those that its trainer sets."""
 
-    def __init__(self, user: object, options: Mapping[str, Any]) -> None:
+    every: Every
+    log: str | Iterable[str]
+    dir: str | os.PathLike[str]
+    name: str | None
+    include: object
+    exclude: object
+    phases: Phases
+    config: dict[str, object] | None
+    sinks: Sequence[Sink | RecordSink | str]
+    max_calls: int
+    strict: bool
+    flush_s: float
+    reference: object
+    overhead_budget: float | None
+    hyperparameters: bool
+    final_parameters: bool
+
+
+class _Ranks(TypedDict, total=False):
+    rank: int
+    world_size: int
+
+
+class TrainerWatch:
+    """A watch that a trainer begins, continues and ends."""
+
+    def __init__(self, user: object, options: WatchOptions) -> None:
         """Take the options of `sonde.watch` for `user`, the callback that is being made.
 
         Raises:
             SondeError: If there is no such option, or the trainer sets it.
         """
-        unknown = sorted(options.keys() - _OPTIONS)
+        unknown = sorted(options.keys() - WatchOptions.__annotations__.keys())
         if unknown:
             given = ", ".join(f"`{name}`" for name in unknown)
             why = "the trainer sets it" if unknown[0] in _OF_THE_TRAINER else "see `sonde.watch`"
             raise SondeError(f"{type(user).__name__} takes no option {given}: {why}.")
         self.watch: Watch | None = None
-        self._options = dict(options)
-        self._saved: dict[str, Any] = {}  # of a checkpoint that was loaded
-        self._last: dict[str, Any] = {}  # of the watch that ended
-        self._watched: tuple[Any, Any] = (None, None)
+        self._options = options
+        self._saved: dict[str, object] = {}  # of a checkpoint that was loaded
+        self._last: dict[str, object] = {}  # of the watch that ended
+        self._watched: tuple[object, object] = (None, None)
 
     # -- begin and end -------------------------------------------------------------------------
 
     def begin(
         self,
-        model: Any,
-        optimizer: Any,
+        model: object,
+        optimizer: object,
         *,
         step: int | None = None,
-        config: dict[str, Any] | None = None,
+        config: dict[str, object] | None = None,
         name: str | None = None,
     ) -> Watch:
         """Watch from the next update on, whose number is `step`; by default that of the checkpoint.
@@ -62,15 +89,20 @@ class TrainerWatch:
         `step` is not 0.
         """
         self.end("begun again")
-        step = self._saved.get("step", 0) if step is None else step
-        options = {"phases": _EVALUATIONS, "config": config} | self._options | _ranks()
-        options["name"] = options.get("name") or name
-        options |= self._continued(Path(options.get("dir", "runs")), options["name"], step)
-        if options["name"] is None and options.get("world_size", 1) > 1:
-            options["name"] = _of_rank_0(new_name())
+        if step is None:
+            saved = self._saved.get("step", 0)
+            step = saved if isinstance(saved, int) else 0
+        options: WatchOptions = {"phases": _EVALUATIONS, "config": config, **self._options}
+        name = options.get("name") or name
+        ranks = _ranks()
+        continued = self._continued(Path(options.get("dir", "runs")), name, step)
+        if continued is None and name is None and ranks.get("world_size", 1) > 1:
+            name = _of_rank_0(new_name())
+        options["name"] = continued or name
         self._watched = (model, optimizer)
         self._saved = {}
-        self.watch = watch(model, optimizer, step=step, **options)
+        resume = continued is not None
+        self.watch = watch(model, optimizer, step=step, resume=resume, **options, **ranks)
         return self.watch
 
     def end(self, reason: str = "finished") -> None:
@@ -80,18 +112,18 @@ class TrainerWatch:
             self.watch.close(reason)
             self.watch = None
 
-    def _continued(self, folder: Path, name: str | None, step: int) -> dict[str, Any]:
-        """Options that continue a run, empty if there is none to continue."""
+    def _continued(self, folder: Path, name: str | None, step: int) -> str | None:
+        """The name of the run to continue, None if there is none."""
         saved = self._saved.get("run")
         for run in (saved, name if step else None):
-            if run is not None and (folder / run).is_dir():
-                return {"name": run, "resume": True}
+            if isinstance(run, str) and (folder / run).is_dir():
+                return run
         if saved is not None:
             say(
                 f"The checkpoint belongs to the run {saved!r}, which is not in {str(folder)!r}. "
                 f"A new run begins at step {step}."
             )
-        return {}
+        return None
 
     # -- steps and numbers ---------------------------------------------------------------------
 
@@ -102,7 +134,7 @@ class TrainerWatch:
             self.watch.current_step = step
 
     def log(
-        self, values: Mapping[str, Any], *, step: int | None = None, mean: bool = False
+        self, values: Mapping[str, object], *, step: int | None = None, mean: bool = False
     ) -> None:
         """Record those of the values that are numbers; the mean of those of one step."""
         if self.watch is not None:
@@ -111,11 +143,11 @@ class TrainerWatch:
 
     # -- checkpoints ---------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """What a checkpoint keeps: the run and its next step."""
         return self.watch.state_dict() if self.watch is not None else self._saved or self._last
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continue the run of this checkpoint, now or when training begins."""
         self._saved = dict(state)
         if self.watch is None:
@@ -127,14 +159,14 @@ class TrainerWatch:
             self.begin(*self._watched)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     if isinstance(value, Real):
         return True
     numel = getattr(value, "numel", None)  # a tensor: nothing waits for it
     return callable(numel) and numel() == 1
 
 
-def _ranks() -> dict[str, int]:
+def _ranks() -> _Ranks:
     """Rank and number of processes as torch knows them; empty if it trains in one process."""
     from torch import distributed
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final, Protocol, Unpack
 
 from sonde._require import require
-from sonde.integrations.training import TrainerWatch
+from sonde.integrations.training import TrainerWatch, WatchOptions
 from sonde.watching import Watch
 
-_Callback: Any = require("transformers", extra="transformers").TrainerCallback
+if TYPE_CHECKING:  # its package has no types
+    _Callback = object
+else:
+    _Callback = require("transformers", extra="transformers").TrainerCallback
+
 _reporting = require("transformers.integrations.integration_utils", extra="transformers")
 
 _KEY: Final = "sonde"
@@ -18,14 +22,29 @@ _OWN: Final = frozenset({"grad_norm"})
 """Logged by the trainer, and recorded by Sonde from the gradients themselves."""
 
 
-class TransformersCallback(_Callback):  # type: ignore[misc]  # its package has no types
+class TransformersArguments(Protocol):
+    """What is used of `transformers.TrainingArguments`."""
+
+    def to_sanitized_dict(self) -> dict[str, object]: ...
+
+
+class TransformersState(Protocol):
+    """What is used of `transformers.TrainerState`."""
+
+    global_step: int
+    is_hyper_param_search: bool
+    trial_name: str | None
+    stateful_callbacks: dict[str, object]
+
+
+class TransformersCallback(_Callback):
     """Watches the model of a `Trainer` while it trains, and all of its evaluations.
 
     Takes the options of `sonde.watch`. Step k is the update made while `state.global_step` is k.
     What the trainer logs is recorded too.
     """
 
-    def __init__(self, **options: Any) -> None:  # as `sonde.watch` takes them
+    def __init__(self, **options: Unpack[WatchOptions]) -> None:
         self._training = TrainerWatch(self, options)
 
     @property
@@ -34,29 +53,43 @@ class TransformersCallback(_Callback):  # type: ignore[misc]  # its package has 
         return self._training.watch
 
     def on_train_begin(
-        self, args: Any, state: Any, control: Any, model: Any, optimizer: Any, **_more: Any
+        self,
+        args: TransformersArguments,
+        state: TransformersState,
+        control: object,
+        model: object,
+        optimizer: object,
+        **_more: object,
     ) -> None:
         self._training.end("begun again")  # the training before has failed
         saved = state.stateful_callbacks.get(_KEY)
         self._training.load_state_dict(saved if isinstance(saved, Mapping) else {})
-        trial = state.trial_name if state.is_hyper_param_search else None
         self._training.begin(
             model,
             optimizer,
             step=state.global_step,
             config={"trainer": args.to_sanitized_dict()},
-            name=trial,
+            name=state.trial_name if state.is_hyper_param_search else None,
         )
         # Goes into `trainer_state.json` of every checkpoint, which has the step.
         state.stateful_callbacks[_KEY] = {"run": self._training.state_dict().get("run")}
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_more: Any) -> None:
+    def on_step_begin(
+        self, args: object, state: TransformersState, control: object, **_more: object
+    ) -> None:
         self._training.at(state.global_step)
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_more: Any) -> None:
+    def on_log(
+        self,
+        args: object,
+        state: object,
+        control: object,
+        logs: Mapping[str, object] | None = None,
+        **_more: object,
+    ) -> None:
         self._training.log({k: v for k, v in (logs or {}).items() if k not in _OWN})
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **_more: Any) -> None:
+    def on_train_end(self, args: object, state: object, control: object, **_more: object) -> None:
         self._training.end()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Protocol
 
 from sonde._errors import SondeError
 from sonde._require import require
@@ -14,17 +14,25 @@ from sonde.logframe.schema import Frame
 _TYPE: Final = "tandv-logframe"
 
 
-def to_wandb(frame: Frame, run: Any = None, *, name: str | None = None) -> Any:
+class ArtifactRun(Protocol):
+    """What is used of a `wandb.Run`."""
+
+    id: str
+
+    def log_artifact(self, artifact: object) -> object: ...
+
+
+def to_wandb(frame: Frame, run: ArtifactRun | None = None, *, name: str | None = None) -> object:
     """Log a LogFrame as an artifact of a W&B run, the active one by default: a Parquet file.
 
-    Returns the artifact. `Any`: the package has no types.
+    Returns the artifact.
 
     Raises:
         SondeError: If there is no run.
         ImportError: If wandb is not installed.
     """
     wandb = require("wandb", extra="wandb")
-    run = wandb.run if run is None else run
+    run = run or wandb.run
     if run is None:
         raise SondeError("There is no active W&B run. Call `wandb.init()` first, or give one.")
     artifact = wandb.Artifact(name or f"logframe-{run.id}", type=_TYPE)
