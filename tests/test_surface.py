@@ -52,6 +52,7 @@ MODULES = [
 MEMBERS = {
     "Run": {
         "close": "",
+        "drift": "",
         "damaged": None,
         "exponents": "site kind step **where",
         "graph": None,

@@ -71,6 +71,7 @@ DOORS = (
     "_torch_internals.generating",
     "_torch_internals.streams",
     "_torch_internals.patches",
+    "_torch_internals.placements",
     "_torch_internals.tracing",
     "tracing.torch.internals",
 )

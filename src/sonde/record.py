@@ -91,7 +91,9 @@ class SiteInfo:
     """A site as it was met: the declaration behind an integer id. A new dtype makes a new id.
 
     `requires_grad` is that of a parameter, None for other tensors. `dropout_p` is the probability
-    of a dropout module, None for other modules.
+    of a dropout module, None for other modules. `shape` is that of the whole tensor, however many
+    ranks hold it. Ranks that hold the same values have the same `part` of it; None: no other rank
+    does. `parts` is how many parts with values make the whole, where that is known.
     """
 
     id: int
@@ -101,6 +103,8 @@ class SiteInfo:
     module_type: str
     requires_grad: bool | None = None
     dropout_p: float | None = None
+    part: int | None = None
+    parts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from sonde.capture.backend import Session, backend_of
 from sonde.capture.budget import Budget
 from sonde.capture.drain import DeferredWarning, Drain
 from sonde.capture.functional import FunctionalWatch, end_step
-from sonde.capture.launch import rank_and_world
+from sonde.capture.launch import launched, run_name, together
 from sonde.capture.open_watches import OPEN as _OPEN
 from sonde.capture.open_watches import PARTS as _PARTS
 from sonde.capture.open_watches import UNRECORDED as _UNRECORDED
@@ -34,7 +34,7 @@ from sonde.sinks.feed import Feeds
 from sonde.sinks.request import check_sinks
 from sonde.sinks.sink import Sink, WatchedRun
 from sonde.store.writing.claims import RankTakenError
-from sonde.store.writing.placement import place_run, step_of
+from sonde.store.writing.placement import new_name, place_run, step_of
 from sonde.store.writing.writer import Writer
 
 _CLOSE_TIMEOUT_S, _EXIT_TIMEOUT_S = 10.0, 4.0
@@ -75,14 +75,14 @@ def watch(
             `[(0, 100), (1000, 2000, 10)]`. May be changed later through `watch.every`.
         log: Kinds, or a preset: `default`, `activations`, `gradients`, `parameters` or `all`.
         dir: Folder of runs.
-        name: Name of the run, a new folder in `dir`; by default the time and random characters.
+        name: Name of the run, a new folder in `dir`; by default `SONDE_RUN`, or the time and random
+            characters, the same on all ranks.
         include: What to record: globs on paths, `re:` regular expressions, module types, a function
             `(path, module) -> bool`, or several of these. Parameters follow their module, or go by
             their own full name.
         exclude: What to leave out, in the same forms; or by kind: `{"output_grad": nn.ReLU}`.
-        phases: Which of `train`, `eval` (the mode of the model) and `no_grad` (training mode,
-            gradients off) are recorded, at the steps that `every` says; or a schedule for each,
-            `{"train": 10, "eval": 1}`. See docs/steps.md.
+        phases: Which of `train`, `eval` and `no_grad` are recorded, at the steps that `every` says;
+            or a schedule for each, `{"train": 10, "eval": 1}`. See docs/steps.md.
         resume: Go on in the run `name` (or the latest one) from `step`.
         step: Number of the first step; 0 by default. When resuming, by default what the optimizer
             has counted, if it does; else one after the last recorded, with a warning.
@@ -90,17 +90,15 @@ def watch(
         sinks: Further destinations: instances of `sonde.Sink`, or names of trackers (`"wandb"`).
         max_calls: Calls of a module in one pass that are recorded; more are skipped and counted.
         strict: Raise errors of the recording instead of going on without the part that failed.
-        rank: Rank of this process; by default what the launcher says (`RANK` of torchrun,
-            `SLURM_PROCID` of srun, `OMPI_COMM_WORLD_RANK` of mpirun), or 0. A rank is written by
-            one process at a time; any other records nothing, with a warning.
+        rank: Rank of this process; by default what the launcher (torchrun, srun, mpirun) says, or
+            0. A rank is written by one process at a time; any other records nothing and warns.
         world_size: How many processes train together; by default what the launcher says, or 1.
         flush_s: What is recorded is safe on disk after this many seconds.
-        reference: A model to compare with, see `Watch.set_reference`; `"init"` for a copy of this
-            one as it is now.
+        reference: A model to compare with, or `"init"`: see `Watch.set_reference`.
         overhead_budget: Leave out due steps, so that the hooks take at most this share of the time:
             0.02 for 2 %. How many were left out is in the run.
-        hyperparameters: Record the learning rate, betas, eps, weight decay and momentum of each
-            parameter group, the norm of all gradients and a gradient scaler's scale, as scalars.
+        hyperparameters: Record settings of each parameter group (learning rate, betas, ...), the
+            norm of all gradients and a gradient scaler's scale, as scalars.
         final_parameters: Record the parameters once more at the end, as phase `final`.
 
     Raises:
@@ -109,6 +107,7 @@ def watch(
     """
     if os.environ.get("SONDE", "").lower() in ("off", "0", "false", "no"):
         return Watch.inert()
+    launch, voice = launched(rank, world_size), WarnOnce()
     plan, every, described = plan_of(
         log=log,
         include=include,
@@ -119,6 +118,7 @@ def watch(
         strict=strict,
         hyperparameters=hyperparameters,
         final_parameters=final_parameters,
+        world_size=launch.world_size,
     )
     named, others = check_sinks(sinks)
     schedule = schedule_of(every)
@@ -129,10 +129,11 @@ def watch(
         "optimizers": list(prepared.optimizer_types),
         "overhead_budget": overhead_budget,
     }
-    place = place_run(Path(dir), name, resume=resume, step=step, updates=prepared.updates)
-    described["began"] = {"step": place.step, "updates": prepared.updates or 0}
-    rank, world_size = rank_and_world(rank, world_size)
-    voice = WarnOnce()
+    if name is None and not resume:
+        name = run_name(launch, new_name, prepared.agree, voice.warn)
+    updates = prepared.updates
+    place = place_run(Path(dir), name, launch.restarts, resume=resume, step=step, updates=updates)
+    described["began"] = {"step": place.step, "updates": updates or 0}
     drain = Drain()
     session = prepared.start(budget or schedule, drain, place.step)
     writer: Writer | None = None
@@ -143,14 +144,15 @@ def watch(
         new_writer = partial(
             Writer,
             place.path,
-            rank=rank,
-            world_size=world_size,
+            rank=launch.rank,
+            world_size=launch.world_size,
+            launch=together(launch, prepared.agree, new_name),
             config={"watch": described, "user": config},
             flush_s=flush_s,
             on_problem=voice.warn,
         )
-        writer = new_writer(resume_from_step=place.step if resume else None)
-        feeds = Feeds(named, WatchedRun(place.path, rank, config or {}), drain.tell)
+        writer = new_writer(resume_from_step=place.step if place.is_resumed else None)
+        feeds = Feeds(named, WatchedRun(place.path, launch.rank, config or {}), drain.tell)
         drain.start([feeds, writer, *session.sinks, *others])  # feeds first: they tell of losses
         runs = [w.path.name for w in _OPEN if w.watches(model) and w.path is not None]
         made = Watch(session, drain, writer, voice, every, budget, new_writer, feeds)
@@ -160,7 +162,7 @@ def watch(
         if writer is not None:  # a signal handler has raised
             drain.close("failed", _CLOSE_TIMEOUT_S)
             writer.close("failed")
-        if not isinstance(error, RankTakenError) or resume or strict:
+        if not isinstance(error, RankTakenError) or place.is_resumed or strict:
             raise
         voice.warn(f"This process records nothing. {error}")
         _UNRECORDED.append(ref(model))
@@ -169,7 +171,7 @@ def watch(
 
 
 def unwatch(model: object) -> None:
-    """Close every watch of this model: no hook is left on it. A model nobody watches is fine."""
+    """Close every watch of this model: no hook is left on it. Without a watch, do nothing."""
     for open_watch in list(_OPEN):
         if open_watch.watches(model):
             open_watch.close()
@@ -325,11 +327,9 @@ class Watch(FunctionalWatch):
         return nullcontext() if self._session is None else self._session.phase(name, step)
 
     def branch(self, name: str) -> AbstractContextManager[None]:
-        """Keep the training passes inside this block apart, as phase `train/name`.
-
-        For a model that is called several times per step, such as the discriminator of a GAN.
-        Parameters and their gradients stay in `train`: they belong to the whole step.
-        """
+        """Keep the training passes inside this block apart, as phase `train/name`: for a model that
+        is called several times per step, such as the discriminator of a GAN. Parameters and their
+        gradients stay in `train`."""
         return nullcontext() if self._session is None else self._session.branch(name)
 
     def add_metric(
@@ -377,9 +377,9 @@ class Watch(FunctionalWatch):
         """Compare with another model of the same structure; `"init"` is a copy of this one as it is
         now; None is none any more.
 
-        Its forward is run by you, before that of the watched model and on the same inputs, inside
-        of `paused()` or not; where you do not, Sonde does, unless `run=False`. With `device="cpu"`
-        it needs no memory of the GPU, and training waits for its inputs to come over.
+        Run its forward before that of the watched model, on the same inputs; where you do not,
+        Sonde does, unless `run=False`. With `device="cpu"` it needs no memory of the GPU, and
+        training waits for its inputs to come over.
         """
         if self._is_off():
             return
@@ -471,7 +471,7 @@ class Watch(FunctionalWatch):
         atexit.unregister(self._at_exit)
 
     def forked(self) -> None:
-        """Be silent for ever: the process is a fork of the one that records."""
+        """Record nothing any more: the process is a fork of the one that records."""
         if self._session is not None:
             self._session.forked()
 

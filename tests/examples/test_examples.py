@@ -10,6 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+ON_RANKS = ("fsdp2.py", "tp.py")
+LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,8 @@ def run(where, *command):
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_example_runs_and_says_something(example, folder):
-    assert len(run(folder, example).splitlines()) > 3
+    launch = LAUNCH if example.name in ON_RANKS else ()
+    assert len(run(folder, *launch, example).splitlines()) > 3
 
 
 def test_python_in_the_readme_runs_in_order(tmp_path):

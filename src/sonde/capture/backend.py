@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, Protocol
 from sonde._errors import SondeError
 from sonde.capture.budget import Budget
 from sonde.capture.drain import Drain
+from sonde.capture.launch import Agree
 from sonde.capture.plan import Every, Plan, Schedule
 from sonde.capture.troubles import Troubles
 from sonde.record import RecordSink
@@ -52,13 +53,15 @@ class Prepared:
     """A model that can be watched: what the run says about it, and how to begin.
 
     `updates` is how many updates the optimizer has made, None if it does not count them.
-    `start(schedule, drain, step)` hangs the hooks.
+    `start(schedule, drain, step)` hangs the hooks. `agree(key, proposal)` is how ranks agree on a
+    word, without a collective.
     """
 
     model_type: str
     optimizer_types: Sequence[str]
     updates: int | None
     start: Callable[[Schedule, Drain, int], Session]
+    agree: Agree | None = None
 
 
 class Session(Protocol):

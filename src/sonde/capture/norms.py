@@ -1,7 +1,8 @@
 """Norms of all gradients of a step, out of the sketches of its parameters' gradients.
 
 Computed in the drain's thread from sums that are there anyway, so training does nothing for them.
-A norm is that of the recorded parameters on this rank.
+A norm is that of the recorded parameters. Where a parameter is cut into parts that lie on several
+ranks, no rank knows it: there is none here, and readers compute it from the sketches of all ranks.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Norms:
     def __init__(self, taken: Container[str] = ()) -> None:
         self._taken = taken
         self._stages = np.empty(0, np.int8)
+        self._is_spread = False
 
     def declare(self, infos: Sequence[SiteInfo]) -> None:
         """Take note of sites; their ids are used by the batches that follow."""
@@ -42,10 +44,11 @@ class Norms:
         for info in infos:
             if info.site.kind == "param_grad":
                 self._stages[info.id] = STAGES.index(info.site.stage)
+                self._is_spread |= info.part is not None and (info.part, info.parts) != (0, 1)
 
     def of(self, batch: SketchBatch) -> NumberBatch | None:
         """The norms of a step; None if it has no gradients of parameters."""
-        if batch.phase != "train":
+        if batch.phase != "train" or self._is_spread:
             return None
         stages = self._stages[batch.ids]
         found = {

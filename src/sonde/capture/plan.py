@@ -50,6 +50,7 @@ class Plan:
     hyperparameters: bool = True
     final_parameters: bool = True
     exclude_kinds: Mapping[Kind, Selector] = field(default_factory=dict)
+    world_size: int = 1
 
     def __post_init__(self) -> None:
         if self.max_calls < 1:
@@ -88,6 +89,7 @@ def plan_of(
     strict: bool,
     hyperparameters: bool,
     final_parameters: bool,
+    world_size: int = 1,
 ) -> tuple[Plan, Every, dict[str, object]]:
     """A plan from the arguments of `sonde.watch`, the schedule of training, and both in words."""
     recorded_phases, every = phases_of(phases, every)
@@ -104,6 +106,7 @@ def plan_of(
         hyperparameters=hyperparameters,
         final_parameters=final_parameters,
         exclude_kinds=excluded_kinds,
+        world_size=world_size,
     )
     described: dict[str, object] = {
         "every": every if isinstance(every, int) else repr(every),

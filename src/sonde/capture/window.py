@@ -87,12 +87,13 @@ class Spot:
     """A site in a phase, for tensors of one dtype on one device.
 
     `id` is the site's, once declared; `parts` are the rows that make up its record, with what the
-    book of its device says. `place` is where the native path puts its tensors, if it may. A tensor
+    book of its device says. `place` is where the native path puts its tensors, if it may. `part` is
+    what the framework knows of the tensor's placement on ranks, None before it was asked. A tensor
     of another dtype or device has its own spot, among the `variants`.
     """
 
     __slots__ = (
-        *("call", "dtype", "id", "kind", "module_type", "off", "own", "parts"),
+        *("call", "dtype", "id", "kind", "module_type", "off", "own", "part", "parts"),
         *("path", "phase", "place", "rows", "slot", "variants", "window"),
     )
 
@@ -110,6 +111,7 @@ class Spot:
         self.rows: Rows[Any] | None = None  # of the framework that made the spot
         self.off = False
         self.place: Place | None = None
+        self.part: Any = None  # of the framework that made the spot
         self.own: list[Row] = []
         self.parts: list[int] = []
         self.variants: list[Spot] = []
@@ -138,6 +140,7 @@ class Spot:
             if spot.dtype is dtype and spot.rows is rows:
                 return spot
         made = Spot(self.kind, self.path, self.call, self.slot, self.module_type, self.phase)
+        made.part = self.part
         self.variants.append(made)
         return made
 

@@ -22,6 +22,7 @@ from sonde.cli._summary import (
     SiteSummary,
 )
 from sonde.cli._text import clean, number, plural
+from sonde.store.reading import rank_states
 
 if TYPE_CHECKING:
     from sonde.store.reading.info import RunInfo
@@ -39,6 +40,7 @@ def draw(summary: RunSummary, *, shown_as: str, all_sites: bool) -> None:
     console.print(Padding(_facts(info), (0, 0, 1, 2), expand=False))
     for heading, body in (
         ("non-finite values", _non_finite(summary["non_finite"], info)),
+        ("ranks", _ranks(info)),
         ("scalars", _scalars(summary["scalars"])),
         (_kinds_heading(summary["kinds"]), _kinds(summary["kinds"])),
         ("sites", _sites(summary["sites"], all_sites=all_sites)),
@@ -226,6 +228,15 @@ def _sites(sites: list[SiteSummary], *, all_sites: bool) -> Group | Text | None:
             ),
         )
     return Group(table)
+
+
+def _ranks(info: RunInfo) -> Group | None:
+    """Ranks that died, never came or are behind, and what they hold that they should not."""
+    lines = [Text(clean(told), style="red") for told in rank_states.problems(info["ranks"])]
+    drift = info["drift"]
+    lines += [Text(clean(found["message"]), style="red") for found in drift[:_NOTES_SHOWN]]
+    _more(lines, len(drift) - _NOTES_SHOWN, "tensor that differs between ranks")
+    return Group(*lines) if lines else None
 
 
 def _losses(info: RunInfo) -> Group | None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
+    from sonde.store.attempts import AttemptRecord
     from sonde.store.locations import FoundRun
 
 HELP = "list the runs in a folder"
+_RANKS_SHOWN = 4
 
 
 class ListedRow(TypedDict):
@@ -24,6 +27,8 @@ class ListedRow(TypedDict):
     records: int
     dropped: int
     ranks: int
+    world_size: int | None
+    crashed_ranks: list[int]
     size_bytes: int
     problem: str | None
 
@@ -64,6 +69,8 @@ def _row_or_problem(found: FoundRun) -> ListedRow:
             "records": 0,
             "dropped": 0,
             "ranks": 0,
+            "world_size": None,
+            "crashed_ranks": [],
             "size_bytes": 0,
             "problem": found.problem or f"cannot be listed ({type(error).__name__}: {error})"[:200],
         }
@@ -92,9 +99,17 @@ def _row(found: FoundRun) -> ListedRow:
         "records": n_records,
         "dropped": sum(n for d in dropped for n in d.values() if isinstance(n, int)),
         "ranks": len({attempt.rank for attempt in records}),
+        "world_size": attempts.world_size(attempts.last_of_ranks(records)),
+        "crashed_ranks": _crashed(attempts.last_of_ranks(records)),
         "size_bytes": _size(found.path),
         "problem": problem,
     }
+
+
+def _crashed(last: Mapping[int, AttemptRecord]) -> list[int]:
+    """Ranks that died; none where that is all there is to say of the run."""
+    found = [rank for rank, record in last.items() if record.status() == "crashed"]
+    return found if len(last) > 1 else []
 
 
 def _readable(path: str, step: int | None, n_records: int) -> tuple[int | None, int]:
@@ -121,6 +136,23 @@ def _size(path: str) -> int:
     return total
 
 
+def _note(row: ListedRow) -> str:
+    parts = []
+    if row["crashed_ranks"]:
+        shown = ", ".join(str(r) for r in row["crashed_ranks"][:_RANKS_SHOWN])
+        more = ", …" if len(row["crashed_ranks"]) > _RANKS_SHOWN else ""
+        parts.append(f"rank {shown}{more} died")
+    if row["dropped"]:
+        parts.append(f"{row['dropped']:,} dropped")
+    return ", ".join(parts)
+
+
+def _ranks(row: ListedRow) -> str:
+    """How many ranks wrote, of how many there are."""
+    world = row["world_size"]
+    return str(row["ranks"]) if world in (None, row["ranks"]) else f"{row['ranks']} of {world}"
+
+
 def _print(rows: list[ListedRow], folder: str) -> None:
     from rich import box
     from rich.table import Table
@@ -135,14 +167,14 @@ def _print(rows: list[ListedRow], folder: str) -> None:
     table.add_column("", style="yellow")
     for row in rows:
         ago = _text.duration_text(max(time.time() - row["created_s"], 0))
-        note = row["problem"] or (f"{row['dropped']:,} dropped" if row["dropped"] else "")
+        note = row["problem"] or _note(row)
         table.add_row(
             _text.clean(row["name"]),
             _status.styled(row["status"]),
             f"{ago} ago",
             _text.number(row["step"]),
             _text.number(row["records"]),
-            str(row["ranks"]),
+            _ranks(row),
             _text.bytes_text(row["size_bytes"]),
             _text.clean(note),
         )

@@ -68,7 +68,7 @@ def windows(
 
 def step_lists(a: Run, b: Run, phase: str) -> tuple[list[int], list[int]]:
     """The steps with sketches of each run, ascending."""
-    query = "select distinct step from records where not replaced and phase = ? order by step"
+    query = "select distinct step from counted where phase = ? order by step"
     first, second = (run.sql(query, [phase], frame="arrow")["step"].to_pylist() for run in (a, b))
     return first, second
 
@@ -80,8 +80,8 @@ def _rows(
     chosen = "" if steps is None else " and list_contains(?, step)"
     values: list[object] = [phase] if steps is None else [phase, list(steps)]
     rows = run.sql(
-        f"select * exclude (bin_ids, bin_counts), {columns} from records "
-        f"where not replaced and phase = ?{chosen} order by step, name",
+        f"select * exclude (bin_ids, bin_counts), {columns} from counted "
+        f"where phase = ?{chosen} order by step, name",
         values,
         frame="arrow",
     )

@@ -16,6 +16,7 @@ from sonde.record import COUNTS, Sketches
 from sonde.sketch import bins, statistic
 from sonde.store.reading.run import Run
 from sonde.store.reading.sketch_rows import merge_rows
+from sonde.store.reading.stat_queries import source_of
 
 Convention = Literal["frexp", "floor"]
 
@@ -87,7 +88,7 @@ def _records(run: Run, phase: str, rank: int | None) -> tuple[pa.Table, Sketches
     if rank is not None:
         chosen, values = " and rank = ?", [phase, rank]  # type: ignore[list-item]  # parameters
     rows = run.sql(
-        f"select * from records where not replaced and kind in ({kinds}) and phase = ?"
+        f"select * from {source_of(rank)} where not replaced and kind in ({kinds}) and phase = ?"
         f"{chosen} and not ends_with(name, '/before_clip') order by step, name",
         values,
         frame="arrow",

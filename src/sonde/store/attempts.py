@@ -171,10 +171,26 @@ class AttemptReader:
 
 def run_status(records: Mapping[Attempt, AttemptRecord]) -> Status:
     """The status of the whole run, from the last attempt of each rank."""
-    last = {a.rank: record for a, record in sorted(records.items())}
+    last = last_of_ranks(records)
     found = {record.status() for record in last.values()}
     order: tuple[Status, ...] = ("live", "crashed", "failed", "finished")
     return next((status for status in order if status in found), "crashed")
+
+
+def last_of_ranks(records: Mapping[Attempt, AttemptRecord]) -> dict[int, AttemptRecord]:
+    """The last attempt of each rank. A run that was resumed with fewer ranks has that many."""
+    last = {a.rank: record for a, record in sorted(records.items())}
+    world = world_size(last)
+    return last if world is None else {r: record for r, record in last.items() if r < world}
+
+
+def world_size(last: Mapping[int, AttemptRecord]) -> int | None:
+    """How many ranks there are, as the lowest one says."""
+    for _, record in sorted(last.items()):
+        found = _integer(record.start.get("world_size"))
+        if found is not None and found > 0:
+            return found
+    return None
 
 
 def _listed(root: str, problems: dict[str, str]) -> dict[str, tuple[Attempt, str]]:

@@ -61,7 +61,11 @@ class _Sites:
         # In the order of declaration, so that a name keeps its number when more are declared.
         self._rank = np.argsort(np.argsort(np.fromiter(infos, np.int64, len(infos))))
         known = list(infos.values())
-        self._calls = self._sorted([i.site.call for i in known], np.int32)
+        self._numbers = {
+            "call": self._sorted([i.site.call for i in known], np.int32),
+            "part": self._sorted([_or(i.part, -1) for i in known], np.int32),
+            "parts": self._sorted([_or(i.parts, 0) for i in known], np.int32),
+        }
         texts = {
             "name": [i.site.name for i in known],
             "module": [i.site.module for i in known],
@@ -84,7 +88,7 @@ class _Sites:
     def columns(self, ids: NDArray[np.int32]) -> dict[str, object]:
         """What is known of these sites, a row each."""
         at = np.searchsorted(self.ids, ids)
-        found: dict[str, object] = {"call": self._calls[at]}
+        found: dict[str, object] = {name: values[at] for name, values in self._numbers.items()}
         for name, codes in self._codes.items():
             used, places = np.unique(codes[at], return_inverse=True)
             found[name] = arrays.dictionary(places, arrays.taken(self._entries[name], used))
@@ -137,6 +141,8 @@ class RowBuilder:
             "t_ns": [t_ns for _, t_ns in declared],
             "requires_grad": [i.requires_grad for i in infos],
             "dropout_p": [i.dropout_p for i in infos],
+            "part": [_or(i.part, -1) for i in infos],
+            "parts": [_or(i.parts, 0) for i in infos],
         }
         return SegmentRows(SITES, self._table(SITES, len(infos), columns), False, None)
 
@@ -287,6 +293,10 @@ class RowBuilder:
         numbered = (batch.names, batch.modules, codes, len(set(found)) < len(found))
         self._number_lists[batch.phase, len(found)] = numbered
         return numbered
+
+
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else int(value)
 
 
 def size_bytes(batch: SketchBatch | NumberBatch) -> int:

@@ -67,6 +67,8 @@ class Segment:
     repeats: bool
     resume_from_step: int | None
     columns: frozenset[str]
+    parts: int = 0
+    """More than 1: tensors are cut into parts; 1: other ranks may hold the same; 0: neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +84,18 @@ class Contents:
 
 
 class _Bounds:
-    """The lowest and the highest step seen."""
+    """The lowest and the highest step seen, and into how many parts tensors are cut."""
 
     def __init__(self) -> None:
         self.bounds: tuple[int, int] | None = None
+        self.parts = 0
 
     def see(self, rows: pa.Table) -> None:
         if "step" not in rows.schema.names or rows.num_rows == 0:
             return
+        if "parts" in rows.schema.names and rows["parts"].null_count == 0:
+            highest = (arrays.bounds(rows["part"])[1] + 1, arrays.bounds(rows["parts"])[1])
+            self.parts = max(self.parts, *highest)
         low, high = arrays.bounds(rows["step"])
         if self.bounds is not None:
             low, high = min(low, self.bounds[0]), max(high, self.bounds[1])
@@ -141,7 +147,7 @@ def encode(
         for rows in chain([first], groups):
             steps.see(rows)
             writer.write_table(rows, row_group_size=max(rows.num_rows, 1))
-        writer.add_key_value_metadata({"sonde": _footer(table, contents, steps.bounds)})
+        writer.add_key_value_metadata({"sonde": _footer(table, contents, steps)})
     encoded = data.getvalue().to_pybytes()
     crc = f"{zlib.crc32(encoded):08x}"
     return str(SegmentName(contents.attempt, contents.first, contents.last, crc)), encoded
@@ -209,7 +215,7 @@ def _checked(
         raise DamagedError(f"cannot be read ({type(error).__name__}: {error})"[:200]) from None
 
 
-def _footer(table: Table, contents: Contents, steps: tuple[int, int] | None) -> str:
+def _footer(table: Table, contents: Contents, seen: _Bounds) -> str:
     return json.dumps(
         {
             "format_version": FORMAT_VERSION,
@@ -221,8 +227,9 @@ def _footer(table: Table, contents: Contents, steps: tuple[int, int] | None) -> 
             "first_seq": contents.first,
             "last_seq": contents.last,
             "resume_from_step": contents.resume_from_step,
-            "steps": steps,
+            "steps": seen.bounds,
             "repeats": contents.repeats,
+            "parts": seen.parts,
         }
     )
 
@@ -244,9 +251,9 @@ def _segment(
         raise DamagedError(f"holds rows of `{footer['table']}`, not of `{table.name}`")
     if run_id is not None and footer["run_id"] != run_id:
         raise DamagedError("belongs to another run")
-    resume, steps = footer["resume_from_step"], footer["steps"]
+    resume, steps, parts = footer["resume_from_step"], footer["steps"], footer.get("parts", 0)
     _bound(metadata)
-    for number in (resume, *(steps or ())):
+    for number in (resume, parts, *(steps or ())):
         if number is not None and not (type(number) is int and abs(number) < 1 << 63):
             raise DamagedError(f"tells of a step that cannot be ({number!r})"[:100])
     return Segment(
@@ -259,6 +266,7 @@ def _segment(
         repeats=bool(footer["repeats"]),
         resume_from_step=None if resume is None else int(resume),
         columns=_columns(metadata, table),
+        parts=int(parts),
     )
 
 

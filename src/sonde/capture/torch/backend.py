@@ -9,6 +9,7 @@ from torch import nn
 from torch.torch_version import TorchVersion
 
 from sonde._errors import SondeError
+from sonde._torch_internals.placements import agree
 from sonde.capture.backend import Backend, Prepared
 from sonde.capture.drain import Drain
 from sonde.capture.plan import Plan, Schedule
@@ -45,6 +46,7 @@ class TorchBackend:
             optimizer_types=[type(o).__name__ for o in optimizers],
             updates=session.updates_of(optimizers),
             start=start,
+            agree=agree,
         )
 
 

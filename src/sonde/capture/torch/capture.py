@@ -52,6 +52,7 @@ from sonde.capture.torch.passes import (
     native_path,
     phase_of,
 )
+from sonde.capture.torch.ranks.placement import RankLayout
 from sonde.capture.torch.rows.cuda_graphs import CudaGraphs
 from sonde.capture.torch.rows.host import table_for
 from sonde.capture.torch.rows.recorder import Recorder, Tables
@@ -90,6 +91,8 @@ class Capture:
         self.recorder = Recorder(drain, self.troubles, tables, self.phases.step_of)
         self.collector = Collector(self, self.recorder, self.troubles)
         self.structure: names.ModelStructure = names.ModelStructure(model)
+        self.layout = RankLayout(model) if plan.world_size > 1 else None
+        self.collector.layout = self.layout
         self.taps = WatchedModules(self, self.structure, self.troubles)
         self.begun: Callable[[], None] = lambda: None
         self.kinds = plan.kinds
@@ -350,8 +353,13 @@ class Capture:
             self._checkpoints.forward(tap, call)
         if self.observer is not None and tap.selected:
             self.observer.entered(tap, call, module, args, kwargs)
-        if (tap.input or tap.input_grad) and not self.collector.too_many(tap, call):
-            self.collector.inputs(tap, at, call, inputs(args, kwargs, MAX_SLOTS + 1))
+        is_batch = self.layout is not None and tap.is_root and tap.selected and not tap.input
+        if not (tap.input or tap.input_grad or is_batch) or self.collector.too_many(tap, call):
+            return
+        found = inputs(args, kwargs, MAX_SLOTS + 1)
+        if is_batch and is_training(at.phase):
+            self.collector.batch(tap, at, call, found)
+        self.collector.inputs(tap, at, call, found)
 
     def _leave(self, tap: Tap, module: nn.Module, output: object) -> None:
         if tap.module() is not module and not is_replica(module):

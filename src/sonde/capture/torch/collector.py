@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from sonde._torch_internals.tensors import version_of
 from sonde.capture.native import MOST_PLACES, GradHook, Point, Row, Seen
 from sonde.capture.torch.hooks import MAX_SLOTS, hook_gradient
+from sonde.capture.torch.ranks.placement import RankLayout, TensorPart
 from sonde.capture.torch.rows.recorder import Recorder
 from sonde.capture.torch.tap import Tap, TapKey, TapOwner
 from sonde.capture.troubles import Troubles
@@ -45,6 +46,8 @@ class Collector:
         self._heads: WeakKeyDictionary[Tap, dict[tuple[object, ...], list[Spot]]] = (
             WeakKeyDictionary()
         )
+        self._parts: dict[tuple[str, str, int, str], TensorPart] = {}
+        self.layout: RankLayout | None = None
         self.observer: Observer | None = None
 
     def clear(self) -> None:
@@ -57,11 +60,14 @@ class Collector:
         self.clear()
         self._keyed.clear()
         self._heads.clear()
+        self._parts.clear()
 
     def value(self, tap: Tap, at: Pass, kind: Kind, call: int, slot: str, x: Tensor) -> None:
         """A tensor as it is now."""
         seen = at.look(x)
         spot = _spot(tap, kind, call, slot, at.phase)
+        if self.layout is not None and spot.part is None:
+            self._place(spot, x)
         if kind in self._owner.plan.kinds:
             seen.row = self._recorder.add(spot, x, seen.row)
         if self.observer is not None and kind in self.observer.kinds:
@@ -75,6 +81,10 @@ class Collector:
                 _spot(tap, "output", call, slot, at.phase),
                 _spot(tap, "output_grad", call, slot, at.phase),
             )
+        if self.layout is not None:
+            for spot in spots:
+                if spot.part is None:
+                    self._place(spot, x)
         seen = at.look(x)
         is_returned = False
         if at.returned.x is not None and seen.row is None:
@@ -91,6 +101,15 @@ class Collector:
                 hook_gradient(x, seen.grad)
             else:
                 self._hook(seen, x, spots[1])
+
+    def batch(self, tap: Tap, at: Pass, call: int, found: list[tuple[str, Tensor]]) -> None:
+        """What the model was given, so that readers see whether two ranks train on the same."""
+        for slot, x in self.limited(tap, found):
+            spot = _spot(tap, "input", call, slot, at.phase)
+            if self.layout is not None and spot.part is None:
+                self._place(spot, x)
+            seen = at.look(x)
+            seen.row = self._recorder.add(spot, x, seen.row)
 
     def inputs(self, tap: Tap, at: Pass, call: int, found: list[tuple[str, Tensor]]) -> None:
         """What a module was given: values, and gradients when those are known."""
@@ -142,6 +161,10 @@ class Collector:
                 for name, count in slots
                 for h in range(count)
             ]
+        if self.layout is not None:
+            for spot, x in zip(spots, tensors, strict=True):
+                if spot.part is None:
+                    self._place(spot, x)
         if spots and "attach" in self._owner.plan.kinds:
             self._recorder.add_several(spots, tensors)
         observer = self.observer
@@ -156,8 +179,20 @@ class Collector:
         if not x.requires_grad:
             return
         spot = _spot(tap, kind, call, slot, at.phase)
+        if self.layout is not None and spot.part is None:
+            self._place(spot, x)
         if not spot.off:
             self._hook(at.look(x), x, spot)
+
+    def _place(self, spot: Spot, x: Tensor) -> None:
+        """Note which part of a tensor the spot has, from what its forward shows. What that does not
+        show (gradients off) is as it was in another phase."""
+        assert self.layout is not None
+        key = (spot.path, spot.kind.removesuffix("_grad"), spot.call, spot.slot)
+        found = self.layout.of_activation(x)
+        if found is not None:
+            self._parts[key] = found
+        spot.part = found or self._parts.get(key)
 
     def _add(self, spots: Sequence[Spot], x: Tensor, row: Row | None) -> Row | None:
         """A tensor at several spots, to be read unless a row holds it; the row that does then."""

@@ -1,4 +1,5 @@
-"""Facts about sites that the table of sites holds: which parameters train, what dropouts drop."""
+"""Facts about sites that the table of sites holds: which parameters train and which part of them
+lies here, what dropouts drop."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from torch import nn
 
 from sonde._torch_internals.modules import DROPOUTS
 from sonde.capture.torch.names import ModelStructure
+from sonde.capture.torch.ranks.placement import OWN, RankLayout, TensorPart
 from sonde.record import PARAMETER_KINDS, Site
 
 
@@ -17,13 +19,15 @@ class SiteFact(NamedTuple):
 
     requires_grad: bool | None = None
     dropout_p: float | None = None
+    part: TensorPart = OWN
 
 
 class Facts:
     """Looks facts up in a model, whose parts it knows as of the last change of its structure."""
 
-    def __init__(self, structure: ModelStructure) -> None:
+    def __init__(self, structure: ModelStructure, layout: RankLayout | None = None) -> None:
         self._structure = structure
+        self._layout = layout
         self._version = -1
         self._parameters: dict[tuple[str, str], ref[nn.Parameter]] = {}
         self._dropouts: dict[str, ref[nn.Module]] = {}
@@ -32,6 +36,8 @@ class Facts:
         """The facts of a site, as they are now."""
         structure = self._structure
         if self._version != structure.version:
+            if self._layout is not None and self._version >= 0:
+                self._layout.refresh()
             self._version = structure.version
             self._parameters = {(n.path, n.name): n.ref for n in structure.parameters}
             self._dropouts = {
@@ -40,7 +46,10 @@ class Facts:
         if site.kind in PARAMETER_KINDS:
             found = self._parameters.get((site.module, site.slot.partition("/")[0]))
             parameter = None if found is None else found()
-            return SiteFact(None if parameter is None else parameter.requires_grad)
+            if parameter is None:
+                return SiteFact()
+            part = OWN if self._layout is None else self._layout.of_parameter(parameter)
+            return SiteFact(parameter.requires_grad, part=part)
         return SiteFact(dropout_p=_probability(self._dropouts.get(site.module)))
 
 

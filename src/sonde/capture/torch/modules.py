@@ -70,7 +70,7 @@ class WatchedModules:
     def scan(self, root: nn.Module | None) -> None:
         """Hook the modules that are new, let go of those that are gone."""
         structure = self._structure
-        structure.refresh()
+        structure.refresh(in_forward=True)
         if self._version == structure.version:
             return
         present = [(path, m) for path, r in structure.modules if (m := r()) is not None]

@@ -22,6 +22,7 @@ from sonde._torch_internals.modules import (
     compiled_call,
     own_parameters,
 )
+from sonde._torch_internals.placements import swaps_parameters
 
 _PARALLEL: Final = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
@@ -108,12 +109,24 @@ class ModelStructure:
         self._held: list[ref[nn.Module]] = []
         self._regions: set[str] = set()
         self._print: bytes | None = None
+        self._shape: bytes | None = None
+        self.swaps = False
 
-    def refresh(self) -> None:
-        """Look whether the model has changed, and at all of it if so."""
+    def refresh(self, *, in_forward: bool = False) -> None:
+        """Look whether the model has changed, and at all of it if so.
+
+        `in_forward`: it is being called. A model that `swaps` its parameters then (FSDP2) has
+        others for the time; only its modules are compared.
+        """
         model = self._model()
-        if model is None or (not self.is_stale and self._fingerprint() == self._print):
+        if model is None:
             return
+        if not self.is_stale:
+            if in_forward and self.swaps:
+                if self._fingerprint(with_parameters=False) == self._shape:
+                    return
+            elif self._fingerprint() == self._print:
+                return
         self.version += 1
         # A parameter that is still to be made keeps its identity when it is.
         self.is_stale = any(is_lazy(p) for p in model.parameters())
@@ -125,7 +138,9 @@ class ModelStructure:
         wrappers = [ref(m, self._died) for _, m in _walk(model) if _wrapped(m) is not None]
         self._held = [r for _, r in self.modules] + wrappers
         self._regions = {path for path, m in _walk(model) if path and _is_compiled(m)}
+        self.swaps = any(swaps_parameters(m) for m in model.modules())
         self._print = self._fingerprint()
+        self._shape = self._fingerprint(with_parameters=False) if self.swaps else None
 
     def forget(self) -> None:
         """Let go of all that is known of the model."""
@@ -139,19 +154,22 @@ class ModelStructure:
         """Whether parts of the model are compiled by themselves."""
         return bool(self._regions)
 
-    def _fingerprint(self) -> bytes:
+    def _fingerprint(self, *, with_parameters: bool = True) -> bytes:
         """Who holds whom, in numbers. Numbers are used again only after a death, which is told."""
-        everybody = chain.from_iterable(_held_by(reference()) for reference in self._held)
+        everybody = chain.from_iterable(
+            _held_by(reference(), with_parameters) for reference in self._held
+        )
         return array("q", everybody).tobytes()
 
     def _died(self, _reference: object) -> None:
         self.is_stale = True
 
 
-def _held_by(module: nn.Module | None) -> list[int]:
+def _held_by(module: nn.Module | None, with_parameters: bool) -> list[int]:
     if module is None:
         return []
-    held, own = children(module).values(), own_parameters(module).values()
+    held = children(module).values()
+    own = own_parameters(module).values() if with_parameters else ()
     return [*map(id, held), *map(id, own), id(compiled_call(module))]
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from sonde._python import frame_at
 from sonde._torch_internals import modules
+from sonde._torch_internals.placements import is_inferring_shapes
 from sonde._torch_internals.tensors import (
     HAS_HOOK_DICTS,
     HAS_VERSIONS,
@@ -54,8 +55,9 @@ def native_path(lock: object, root: ref[nn.Module]) -> Native | None:
 
 
 def is_being_traced() -> bool:
-    """Whether `torch.jit` or `torch.fx` looks at the model: such a call is none of ours."""
-    return is_jit_tracing() or is_fx_tracing()
+    """Whether `torch.jit` or `torch.fx` looks at the model, or a pipeline stage for shapes: such a
+    call is none of ours."""
+    return is_jit_tracing() or is_fx_tracing() or is_inferring_shapes()
 
 
 def is_replica(module: nn.Module) -> bool:

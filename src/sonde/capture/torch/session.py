@@ -80,7 +80,7 @@ class TorchSession:
         drain: Drain,
         undo: ExitStack,
     ) -> None:
-        self.capture.recorder.facts = Facts(self.capture.structure)
+        self.capture.recorder.facts = Facts(self.capture.structure, self.capture.layout)
         self.observer = Observer(self.capture)
         undo.callback(self.observer.close)
         self.has_optimizer = self.capture.silence.has_optimizer = bool(optimizers)

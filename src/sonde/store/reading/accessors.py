@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from sonde.plot.accessor import RunPlots
     from sonde.present.report.writing import RunReport
 
+from sonde.store.reading import replicas
+from sonde.store.reading.replicas import RankDrift
+from sonde.store.reading.stat_queries import QueryRunner
+
 _PLACES: Final = {
     "plot": ("sonde.plot.accessor", "RunPlots"),
     "logframe": ("sonde.logframe.of_run", "of_run"),
@@ -43,6 +47,10 @@ class Accessors(Displayed):
         """Views of this run as widgets in a notebook: `run.view.heatmap("output")`."""
         found: RunViews = _load("view")(self)
         return found
+
+    def drift(self: QueryRunner) -> list[RankDrift]:
+        """Replicas that differ between ranks, and ranks that train on the same batch."""
+        return replicas.find(self)
 
     def to_logframe(self, **options: object) -> pd.DataFrame:
         """This run as a LogFrame of Track & Visualize. See `sonde.logframe.of_run`."""

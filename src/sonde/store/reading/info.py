@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from sonde.store import attempts
 from sonde.store.attempts import AttemptRecord, Status
+from sonde.store.reading import rank_states, replicas
+from sonde.store.reading.rank_states import RankInfo
+from sonde.store.reading.replicas import DriftInfo, RankDrift
 from sonde.store.reading.stat_queries import ask
 from sonde.store.schemas import NUMBERS, SKETCHES
 
@@ -75,6 +78,8 @@ class RunInfo(TypedDict):
     status: Status
     reason: str | None
     world_size: int | None
+    ranks: RankInfo
+    drift: list[DriftInfo]
     steps: StepsInfo
     records: int
     numbers: int
@@ -100,6 +105,7 @@ def describe(run: Run, snapshot: Snapshot, about: Document) -> RunInfo:
     first_rank = last[min(last)] if last else None
     events = _events(run)
     watch = _mapping(first_rank.latest.get("info")) if first_rank else {}
+    ranks = rank_states.describe(snapshot)
     return {
         "name": run.name,
         "path": run.path,
@@ -108,7 +114,9 @@ def describe(run: Run, snapshot: Snapshot, about: Document) -> RunInfo:
         "created": about.get("created"),
         "status": attempts.run_status(snapshot.attempts),
         "reason": first_rank.reason if first_rank else None,
-        "world_size": _world_size(last.values()),
+        "world_size": ranks["world_size"],
+        "ranks": ranks,
+        "drift": [_told(drift) for drift in _drift(run, snapshot)],
         "steps": _steps(run),
         "records": sum(s.rows for s in snapshot.segments[SKETCHES.name]),
         "numbers": sum(s.rows for s in snapshot.segments[NUMBERS.name]),
@@ -171,9 +179,21 @@ def _dropped(records: Iterable[AttemptRecord]) -> dict[str, int]:
     return total
 
 
-def _world_size(records: Iterable[AttemptRecord]) -> int | None:
-    sizes = [record.start.get("world_size") for record in records]
-    return max((n for n in sizes if isinstance(n, int)), default=None)
+def _drift(run: Run, snapshot: Snapshot) -> list[RankDrift]:
+    """What ranks hold that they should not, by all of a sketch but its bins."""
+    ranks = {s.name.attempt.rank for s in snapshot.segments[SKETCHES.name]}
+    return replicas.find(run, with_bins=False) if len(ranks) > 1 else []
+
+
+def _told(drift: RankDrift) -> DriftInfo:
+    return {
+        "what": drift.what,
+        "name": drift.name,
+        "ranks": list(drift.ranks),
+        "step": drift.step,
+        "steps": drift.steps,
+        "message": drift.message,
+    }
 
 
 def _attempt(record: AttemptRecord) -> AttemptInfo:

@@ -10,7 +10,7 @@ from sonde.store import attempts
 from sonde.store.attempts import Status
 from sonde.store.segments import Segment
 from sonde.store.snapshots import Snapshot
-from sonde.store.sql import queries
+from sonde.store.sql import counting
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def of_snapshot(snapshot: Snapshot) -> Progress:
     status = attempts.run_status(snapshot.attempts)
     last = max((s.steps[1] for s in segments if s.steps is not None), default=None)
     seen = [record.heartbeat_ns for record in snapshot.attempts.values() if record.heartbeat_ns]
-    ends = sorted(queries.replaced_from(snapshot).items())
+    ends = sorted(counting.replaced_from(snapshot).items())
     epoch = f"{zlib.crc32(repr((ends, snapshot.damages)).encode('utf-8', 'replace')):08x}"
     paths = sorted(s.path for s in segments)
     state = repr((status, paths, epoch)).encode("utf-8", "replace")

@@ -173,9 +173,8 @@ class Run(Accessors):
         """Logged numbers, one row per step: `step, phase, name, value`.
 
         `name` is exact, a glob or `re:...`; one that no scalar of the run has is an error, unless
-        `missing` is "ok". Of a number that several ranks logged, the lowest rank's counts
-        unless `rank` is given. `all_attempts` adds the column `attempt` and shows replaced rows
-        too.
+        `missing` is "ok". Of a number that several ranks logged, the lowest rank's counts unless
+        `rank` is given. `all_attempts` shows replaced rows too, with the column `attempt`.
         """
         return self._numbers(
             "scalars", name, None, steps, phase, rank, all_attempts, missing, frame
@@ -355,7 +354,8 @@ class Run(Accessors):
         columns = stat_queries.check_by(by)
         chosen = Selection(["not replaced"]).equal("phase", phase).equal("rank", rank).steps(steps)
         stat_queries.of_sites(chosen, self.catalogue(), site_pattern, kind, stage, missing)
-        keys, merged = self._merge(chosen, columns)
+        each = rank is not None or "rank" in columns
+        keys, merged = self._merge(chosen, columns, "records" if each else "counted")
         if by is None:
             return row(merged, 0) if keys else Sketch.empty()
         plain = [key[0] if isinstance(by, str) else key for key in keys]
@@ -473,8 +473,10 @@ class Run(Accessors):
             raise SondeError(f"The query failed: {error}") from error
 
     @careful
-    def _merge(self, chosen: Selection, by: Sequence[str]) -> tuple[list[Key], Sketches]:
-        return stat_queries.merge(self, chosen, by)
+    def _merge(
+        self, chosen: Selection, by: Sequence[str], table: str
+    ) -> tuple[list[Key], Sketches]:
+        return stat_queries.merge(self, chosen, by, table)
 
     def _framed(self, table: pa.Table, frame: str | None = None) -> Frame:
         return frames.to_frame(table, frames.check_kind(frame) or self._frame)

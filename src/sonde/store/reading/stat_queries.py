@@ -16,7 +16,7 @@ from sonde.sketch.columns import empty, merge_groups
 from sonde.store.reading import sketch_rows
 from sonde.store.reading.catalogue import Catalogue, Kinds, check_missing, check_stage, names_meant
 from sonde.store.reading.selection import Selection
-from sonde.store.sql import queries
+from sonde.store.sql import counting, queries
 
 DEFAULT_STATS: Final = ("mean", "std", "rms", "max_abs", "sparsity", "nonfinite")
 BY: Final = ("step", "phase", "name", "module", "kind", "call", "slot", "rank")
@@ -79,7 +79,7 @@ def of_sites(
         check_stage(stage)
         kinds = catalogue.kinds(kind)
         chosen.one_of("kind", None if kinds is None else sorted(kinds))
-        return chosen.equal(f"({queries.STAGE})", stage)
+        return chosen.equal(f"({counting.STAGE})", stage)
     sites = catalogue.select(pattern, kind, stage, missing)
     return chosen.one_of("name", [site.name for site in sites])
 
@@ -99,19 +99,27 @@ def statistics(
 ) -> pa.Table:
     """The answer of `Run.stats`."""
     names = check_stats(stat)
+    table = source_of(rank, all_attempts=all_attempts)
     chosen = of_sites(selection.equal("rank", rank), catalogue, pattern, kind, stage, missing)
-    key = [*queries.KEY, *(["attempt"] if all_attempts else [])]
+    key = [*counting.KEY, *(["attempt"] if all_attempts else [])]
     if rank is None and not all_attempts and not any(needs_bins(name) for name in names):
         return _with_sites(_from_view(run, chosen, names), catalogue, names, all_attempts)
     if not all_attempts:
         chosen.add("not replaced")
     if any(needs_bins(name) for name in names):
-        rows = _from_bins(run, chosen, key, names)
+        rows = _from_bins(run, chosen, key, names, table)
     else:
-        merged = queries.merged(key, where=chosen.where)
+        merged = queries.merged(key, where=chosen.where, table=table)
         query = f"select {', '.join(key)}, {queries.statistics(names)} from ({merged})"
         rows = ask(run, query, chosen.parameters)
     return _with_sites(rows, catalogue, names, all_attempts)
+
+
+def source_of(rank: int | None, *, all_attempts: bool = False) -> str:
+    """The rows to read: all of one rank, or those that count when ranks are merged."""
+    if rank is not None:
+        return "records"
+    return "counted_by_attempt" if all_attempts else "counted"
 
 
 def sketch(
@@ -120,20 +128,21 @@ def sketch(
     """The answer of `Run.sketch`. Raises if there is none, and says which steps there are."""
     chosen = Selection(["not replaced"]).equal("name", site.name).equal("phase", phase)
     chosen.equal("rank", rank)
+    table = source_of(rank)
     if step is None:
-        last = ask(run, f"select max(step) from records where {chosen.where}", chosen.parameters)
+        last = ask(run, f"select max(step) from {table} where {chosen.where}", chosen.parameters)
         step = last.column(0)[0].as_py()
         if step is None:
             raise SondeError(f"`{site.name}` has no record in phase `{phase}`.")
     at = Selection([*chosen.conditions], [*chosen.parameters]).steps(step)
-    rows = ask(run, f"select {sketch_rows.COLUMNS} from records where {at.where}", at.parameters)
+    rows = ask(run, f"select {sketch_rows.COLUMNS} from {table} where {at.where}", at.parameters)
     if rows.num_rows == 0:
-        raise SondeError(_no_such_step(run, site, step, chosen))
+        raise SondeError(_no_such_step(run, site, step, chosen, table))
     return row(sketch_rows.merge_by(rows, ())[1], 0)
 
 
-def _no_such_step(run: QueryRunner, site: Site, step: int, chosen: Selection) -> str:
-    query = f"select distinct step from records where {chosen.where} order by abs(step - ?) limit 5"
+def _no_such_step(run: QueryRunner, site: Site, step: int, chosen: Selection, table: str) -> str:
+    query = f"select distinct step from {table} where {chosen.where} order by abs(step - ?) limit 5"
     near = ask(run, query, [*chosen.parameters, step])["step"].to_pylist()
     if not near:
         return f"`{site.name}` has no record in that phase and rank."
@@ -187,14 +196,14 @@ def numbers(
 
 
 def merge(
-    run: QueryRunner, chosen: Selection, by: Sequence[str]
+    run: QueryRunner, chosen: Selection, by: Sequence[str], table: str
 ) -> tuple[list[sketch_rows.Key], Sketches]:
     """Merged sketches of all rows that match, one per value of the columns, ordered by them."""
     keys: dict[sketch_rows.Key, int] = {}
     merged = empty()
     columns = ", ".join((*by, sketch_rows.COLUMNS))
-    for part in _in_parts(run, chosen):
-        rows = ask(run, f"select {columns} from records where {part.where}", part.parameters)
+    for part in _in_parts(run, chosen, table):
+        rows = ask(run, f"select {columns} from {table} where {part.where}", part.parameters)
         found, sketches = sketch_rows.merge_by(rows, by) if rows.num_rows else ([], empty())
         at = [keys.setdefault(key, len(keys)) for key in found]
         both = concatenate([merged, sketches])
@@ -208,19 +217,19 @@ def merge(
 
 def _from_view(run: QueryRunner, chosen: Selection, names: Sequence[str]) -> pa.Table:
     """Statistics that need no bins: computed by the engine from the columns that they need."""
-    columns = ", ".join((*queries.KEY, *(f'"{name}"' for name in names)))
+    columns = ", ".join((*counting.KEY, *(f'"{name}"' for name in names)))
     return ask(run, f"select {columns} from stages where {chosen.where}", chosen.parameters)
 
 
 def _from_bins(
-    run: QueryRunner, chosen: Selection, key: Sequence[str], names: Sequence[str]
+    run: QueryRunner, chosen: Selection, key: Sequence[str], names: Sequence[str], table: str
 ) -> pa.Table:
     """Statistics that read the bins: a part of the rows at a time, through `sonde.sketch`."""
     has_sums = any(needs_sums(name) for name in names)
     columns = sketch_rows.COLUMNS if has_sums else sketch_rows.WITHOUT_SUMS
-    query = f"select {', '.join(key)}, {columns} from records where "
+    query = f"select {', '.join(key)}, {columns} from {table} where "
     parts = []
-    for part in _in_parts(run, chosen):
+    for part in _in_parts(run, chosen, table):
         rows = ask(run, query + part.where, part.parameters)
         if rows.num_rows == 0:
             continue
@@ -234,11 +243,11 @@ def _from_bins(
     return pa.schema([*fields, *(pa.field(n, pa.float64()) for n in names)]).empty_table()
 
 
-def _in_parts(run: QueryRunner, chosen: Selection) -> list[Selection]:
+def _in_parts(run: QueryRunner, chosen: Selection, table: str) -> list[Selection]:
     """The selection, cut into ranges of steps that fit in memory."""
     rows = ask(
         run,
-        f"select step, count(*) as n from records where {chosen.where} group by step order by step",
+        f"select step, count(*) as n from {table} where {chosen.where} group by step order by step",
         chosen.parameters,
     )
     steps, counts = rows["step"].to_numpy(), rows["n"].to_numpy()

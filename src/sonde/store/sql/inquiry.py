@@ -20,7 +20,7 @@ from sonde.sketch import STATISTICS, Statistic
 from sonde.store.limits import Limits
 from sonde.store.segments import Segment
 from sonde.store.snapshots import Snapshot, SnapshotTaker
-from sonde.store.sql import examination, queries
+from sonde.store.sql import counting, examination, queries
 
 Parameters = Sequence[object] | Mapping[str, object] | None
 
@@ -214,4 +214,4 @@ class Inquiry:
 
 def _differ(a: Snapshot, b: Snapshot) -> bool:
     """Whether views for one would be wrong for the other."""
-    return a.segments != b.segments or queries.replaced_from(a) != queries.replaced_from(b)
+    return a.segments != b.segments or counting.replaced_from(a) != counting.replaced_from(b)

@@ -15,6 +15,8 @@ Views, as documented for users (`run.sql`):
 * `scalars`, `metrics`, `sites`, `events`, `graph`
 * `traces`: one row per traced value and per array in it, see `run.trace`.
 * `records`, `numbers`  the rows as they were written, per rank and attempt, with `replaced`
+* `counted`: the rows of `records` that merged answers are made of: one replica of each part, and
+  only of tensors that are whole (`sonde.store.sql.counting`).
 
 Only files that a snapshot has checked are named in a view.
 """
@@ -29,7 +31,7 @@ import numpy as np
 import pyarrow as pa
 
 from sonde._errors import SondeError
-from sonde.record import COUNTS, EXTREMA, FINAL, STAGES, SUMS
+from sonde.record import COUNTS, EXTREMA, FINAL, SUMS
 from sonde.sketch import STATISTICS
 from sonde.sketch import bins as _bins
 from sonde.store.limits import Limits
@@ -37,22 +39,21 @@ from sonde.store.schemas import EVENTS, GRAPH, NUMBERS, SITES, SKETCHES, TRACES,
 from sonde.store.segments import Attempt, Segment
 from sonde.store.snapshots import Snapshot
 from sonde.store.sql import spilling
+from sonde.store.sql.counting import (
+    KEY,
+    SITE_COLUMNS,
+    STAGE,
+    counted,
+    is_spread,
+    norms,
+    replaced_from,
+)
 
 Connection: TypeAlias = duckdb.DuckDBPyConnection
 """duckdb.DuckDBPyConnection; DuckDB has no types that mypy can follow."""
 
-SITE_COLUMNS: Final = ("module", "kind", "call", "slot")
-KEY: Final = ("step", "phase", "name")
-
 _LOCKED_THREADS: Final = 2
 _ROWS_AT_ONCE: Final = 16_384
-
-STAGE: Final = (
-    "case when kind <> 'param_grad' then 'final' "
-    + " ".join(f"when suffix(slot, '/{s}') then '{s}'" for s in STAGES if s != FINAL)
-    + " else 'final' end"
-)
-"""`Site.stage` as an expression over the columns of a site."""
 
 
 class TooMuchError(SondeError):
@@ -158,10 +159,12 @@ def make_views(connection: Connection, snapshot: Snapshot) -> None:
         "events": _rows(EVENTS, snapshot.segments[EVENTS.name], {}, with_replaced=False),
         "traces": _rows(TRACES, snapshot.segments[TRACES.name], ends),
         "graph": _rows(GRAPH, snapshot.segments[GRAPH.name], {}, with_replaced=False),
+        "counted": counted(stats),
+        "counted_by_attempt": counted(stats, by_attempt=True),
         "stages": _stages_view(must_merge(stats)),
         "stats": f"select * exclude (stage) from stages where stage = '{FINAL}'",
         "bins": _bins_view(must_merge(stats)),
-        "scalars": _numbers_view("module is null", "step, phase, name, value", numbers),
+        "scalars": _scalars_view(numbers, with_norms=is_spread(stats)),
         "metrics": _numbers_view("module is not null", "step, phase, module, name, value", numbers),
         "sites": _sites_view(),
     }
@@ -189,25 +192,6 @@ def _check_statistics(connection: Connection) -> None:
                 raise SondeError(
                     f"The SQL of the statistic `{known.name}` is wrong: {error}"
                 ) from None
-
-
-def replaced_from(snapshot: Snapshot) -> dict[Attempt, int]:
-    """For each attempt that was resumed: the step from which on later attempts replace its rows."""
-    resumes: dict[Attempt, int | None] = {
-        s.name.attempt: s.resume_from_step for table in snapshot.segments.values() for s in table
-    }
-    for attempt, record in snapshot.attempts.items():
-        resumes.setdefault(attempt, record.resume_from_step)
-    ends = {}
-    for attempt in resumes:
-        later = [
-            step
-            for other, step in resumes.items()
-            if other.rank == attempt.rank and other > attempt and step is not None
-        ]
-        if later:
-            ends[attempt] = min(later)
-    return ends
 
 
 def must_merge(segments: Iterable[Segment]) -> bool:
@@ -280,13 +264,13 @@ def _no_rows(table: Table, with_replaced: bool) -> str:
     return f"select {', '.join(columns)} where false"
 
 
-def merged(group: Iterable[str], *, where: str) -> str:
-    """Sketch columns of `records` merged by `group`, without bins."""
+def merged(group: Iterable[str], *, where: str, table: str = "counted") -> str:
+    """Sketch columns of a table of records merged by `group`, without bins."""
     by = ", ".join((*group, *SITE_COLUMNS))
     sums = [f"sum({c})::bigint as {c}" for c in COUNTS] + [f"sum({c}) as {c}" for c in SUMS]
     extrema = [f"{'max' if c == 'max' else 'min'}({c}) as {c}" for c in EXTREMA]
     columns = ", ".join(["any_value(dtype) as dtype", *sums, *extrema])
-    return f"select {by}, {columns} from records where {where} group by {by}"
+    return f"select {by}, {columns} from {table} where {where} group by {by}"
 
 
 def statistics(names: Iterable[str]) -> str:
@@ -295,9 +279,7 @@ def statistics(names: Iterable[str]) -> str:
 
 
 def _stages_view(merge: bool) -> str:
-    source = (
-        merged(KEY, where="not replaced") if merge else "select * from records where not replaced"
-    )
+    source = merged(KEY, where="true") if merge else "select * from counted"
     columns = ", ".join((*KEY, *SITE_COLUMNS, "dtype"))
     names = [name for name, known in STATISTICS.items() if known.sql is not None]
     return f"select {columns}, {statistics(names)}, {STAGE} as stage from ({source})"
@@ -307,11 +289,16 @@ def _bins_view(merge: bool) -> str:
     columns = ", ".join((*KEY, *SITE_COLUMNS))
     rows = (
         f"select {columns}, unnest(bin_ids) as bin, unnest(bin_counts) as n "
-        f"from records where not replaced and {STAGE} = '{FINAL}'"
+        f"from counted where {STAGE} = '{FINAL}'"
     )
     if merge:
         rows = f"select {columns}, bin, sum(n)::bigint as n from ({rows}) group by {columns}, bin"
     return f"select {columns}, bin, low, high, n as count from ({rows}) join bin_edges using (bin)"
+
+
+def _scalars_view(segments: Iterable[Segment], *, with_norms: bool) -> str:
+    written = _numbers_view("module is null", "step, phase, name, value", segments)
+    return f"{written} union all select * from ({norms(written)})" if with_norms else written
 
 
 def _numbers_view(where: str, columns: str, segments: Iterable[Segment]) -> str:

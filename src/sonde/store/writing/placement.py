@@ -10,40 +10,51 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sonde._errors import SondeError
-from sonde.store.locations import check_name
+from sonde.store.locations import RUN_FILE, check_name
 
 
 class Placement(NamedTuple):
-    """A run directory, its first step, and whether that is a guess: after the last record."""
+    """A run directory, its first step, and whether that is a guess: after the last record.
+    `is_resumed`: the run is there, and goes on."""
 
     path: Path
     step: int
     is_guess: bool = False
+    is_resumed: bool = False
 
 
 def place_run(
-    folder: Path, name: str | None, *, resume: bool, step: int | None, updates: int | None
+    folder: Path,
+    name: str | None,
+    restarts: int = 0,
+    *,
+    resume: bool,
+    step: int | None,
+    updates: int | None,
 ) -> Placement:
     """Where the run goes, and its first step.
 
     A run that is resumed goes on at `step`; without one, by how many `updates` the optimizer has
-    made; if that is not known either, after its last record.
+    made; if that is not known either, after its last record. A process that its launcher has
+    started again (`restarts`) goes on with the run of that name, if there is one.
     """
     if step is not None and step < 0:
         raise SondeError(f"`step` must be 0 or more, got {step}.")
     folder = Path(os.path.abspath(folder.expanduser()))
     if name is not None:
         name = check_name(name, resume=resume)
-    if not resume:
+    goes_on = bool(restarts and name is not None and (folder / name / RUN_FILE).is_file())
+    if not (resume or goes_on):
         return Placement(folder / (name or new_name()), step or 0)
     from sonde.store.reading.run import open_run  # what reads is loaded only to go on with a run
 
     with open_run(folder / (name or "latest")) as run:
-        if step is not None:
-            return Placement(Path(run.path), step)
-        if updates is not None:
-            return Placement(Path(run.path), max(updates + _ahead(run.info["config"]), 0))
-        return Placement(Path(run.path), max(run.steps, default=-1) + 1, is_guess=True)
+        path, is_guess = Path(run.path), False
+        if step is None and updates is not None:
+            step = max(updates + _ahead(run.info["config"]), 0)
+        elif step is None:
+            step, is_guess = max(run.steps, default=-1) + 1, True
+        return Placement(path, step, is_guess, is_resumed=True)
 
 
 def new_name() -> str:

@@ -79,6 +79,7 @@ class Writer:
         *,
         rank: int = 0,
         world_size: int = 1,
+        launch: str | None = None,
         config: Mapping[str, object] | None = None,
         resume_from_step: int | None = None,
         flush_s: float = 2.0,
@@ -94,6 +95,8 @@ class Writer:
             path: The run directory. Made if need be; must be new, empty, or a run.
             rank: Of this process, from 0.
             world_size: How many ranks write this run.
+            launch: What all ranks that were started together are known by; another one after a
+                restart.
             config: Kept in `run.json` by whoever comes first. What JSON cannot hold is kept as
             repr.
             resume_from_step: Required to go on in a run that this rank has written before: from
@@ -115,7 +118,13 @@ class Writer:
         self.path = os.path.abspath(os.path.expanduser(os.fspath(path)))
         about = locations.create(self._files, self.path, config or {})
         self.run_id = str(about["run_id"])
-        self.attempt = _begin(self._files, self.path, about, rank, world_size, resume_from_step)
+        facts: dict[str, object] = {
+            "run_id": self.run_id,
+            "world_size": world_size,
+            "launch": launch,
+            "resume_from_step": resume_from_step,
+        }
+        self.attempt = _begin(self._files, self.path, rank, facts)
         self._pid = os.getpid()
         self._flush_s = flush_s
         self._heartbeat_s = heartbeat_s
@@ -357,19 +366,7 @@ def _check_arguments(
         raise RunError(f"`resume_from_step` must be a step, 0 or more, got {resume_from_step}.")
 
 
-def _begin(
-    files: Files,
-    root: str,
-    about: Mapping[str, object],
-    rank: int,
-    world_size: int,
-    resume_from_step: int | None,
-) -> Attempt:
-    facts = {
-        "run_id": about["run_id"],
-        "world_size": world_size,
-        "resume_from_step": resume_from_step,
-    }
+def _begin(files: Files, root: str, rank: int, facts: Mapping[str, object]) -> Attempt:
     home.refuse_links(root, rank, "written")
     try:
         files.mkdir(os.path.join(root, attempts.FOLDER))

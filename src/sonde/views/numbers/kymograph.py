@@ -14,6 +14,7 @@ from sonde.sketch import Sketch, concatenate, merge_groups, row, statistic
 from sonde.sketch.columns import cut, empty
 from sonde.store.reading import sketch_rows
 from sonde.store.reading.selection import Selection
+from sonde.store.reading.stat_queries import source_of
 from sonde.views.numbers import axes, columns, notes
 from sonde.views.numbers.columns import Grid
 from sonde.views.numbers.extent import extent
@@ -41,11 +42,12 @@ def answer(subject: OpenedRun, question: KymographQuestion) -> Kymograph:
     chosen = Selection(["not replaced"]).equal("name", entry.site.name)
     chosen.equal("phase", question.phase).equal("rank", question.rank)
     chosen.steps((question.first, question.last))
-    steps = _steps(subject, chosen)
+    table = source_of(question.rank)
+    steps = _steps(subject, chosen, table)
     if len(steps) == 0:
         raise NotFoundError("no_such_step", "Nothing was recorded here in these steps.")
     whole = columns.grid(steps, question.columns, progress, ("stats",))
-    return _answer(subject, question, steps, _merged(subject, chosen, whole))
+    return _answer(subject, question, steps, _merged(subject, chosen, whole, table))
 
 
 def several(
@@ -61,13 +63,14 @@ def several(
     names = {subject.site(question.site).site.name: question for question in questions}
     chosen = Selection(["not replaced"]).equal("phase", first.phase).equal("rank", first.rank)
     chosen.steps((first.first, first.last)).one_of("name", names)
-    recorded = _steps_by_name(subject, chosen)
+    table = source_of(first.rank)
+    recorded = _steps_by_name(subject, chosen, table)
     grids = {
         name: columns.grid(steps, first.columns, subject.progress, ("stats",))
         for name, steps in recorded.items()
     }
     starts = dict(zip(grids, np.cumsum([0, *map(len, grids.values())]), strict=False))
-    merged = _merged_by_name(subject, chosen, grids, starts)
+    merged = _merged_by_name(subject, chosen, grids, starts, table)
     for name, grid in grids.items():
         part = cut(merged, int(starts[name]), int(starts[name]) + len(grid))
         yield names[name], _answer(subject, names[name], recorded[name], part)
@@ -91,30 +94,32 @@ def _answer(
     return _kymograph(subject, question, kept, grid, _Axis(scale, edges), merged)
 
 
-def _steps(subject: OpenedRun, chosen: Selection) -> NDArray[np.int64]:
+def _steps(subject: OpenedRun, chosen: Selection, table: str) -> NDArray[np.int64]:
     rows = subject.ask(
-        f"select distinct step from records where {chosen.where} order by step", chosen.parameters
+        f"select distinct step from {table} where {chosen.where} order by step", chosen.parameters
     )
     found: NDArray[np.int64] = rows["step"].to_numpy()
     return found
 
 
-def _steps_by_name(subject: OpenedRun, chosen: Selection) -> dict[str, NDArray[np.int64]]:
+def _steps_by_name(
+    subject: OpenedRun, chosen: Selection, table: str
+) -> dict[str, NDArray[np.int64]]:
     rows = subject.ask(
-        f"select name, list(distinct step) as steps from records where {chosen.where} "
+        f"select name, list(distinct step) as steps from {table} where {chosen.where} "
         "group by name order by name",
         chosen.parameters,
     ).to_pylist()
     return {row["name"]: np.sort(np.array(row["steps"], np.int64)) for row in rows}
 
 
-def _merged(subject: OpenedRun, chosen: Selection, grid: Grid) -> Sketches:
+def _merged(subject: OpenedRun, chosen: Selection, grid: Grid, table: str) -> Sketches:
     """One sketch per column. Reads a part of the rows at a time."""
     merged = empty()
     for first, last in _parts(grid.steps, _ROWS_AT_ONCE):
         part = Selection([*chosen.conditions], [*chosen.parameters]).steps((first, last))
         rows = subject.ask(
-            f"select step, {sketch_rows.COLUMNS} from records where {part.where}", part.parameters
+            f"select step, {sketch_rows.COLUMNS} from {table} where {part.where}", part.parameters
         )
         groups = grid.column_of(rows["step"].to_numpy() // grid.stride)
         both = concatenate([merged, sketch_rows.from_rows(rows)])
@@ -128,6 +133,7 @@ def _merged_by_name(
     chosen: Selection,
     grids: Mapping[str, Grid],
     starts: Mapping[str, int],
+    table: str,
 ) -> Sketches:
     """One sketch per site and column, a site's columns beginning at its place in `starts`."""
     steps = np.unique(np.concatenate([grid.steps for grid in grids.values()] or [_NO_STEPS]))
@@ -136,7 +142,7 @@ def _merged_by_name(
     for first, last in _parts(steps.astype(np.int64), max(1, _ROWS_AT_ONCE // max(len(grids), 1))):
         part = Selection([*chosen.conditions], [*chosen.parameters]).steps((first, last))
         rows = subject.ask(
-            f"select name, step, {sketch_rows.COLUMNS} from records where {part.where}",
+            f"select name, step, {sketch_rows.COLUMNS} from {table} where {part.where}",
             part.parameters,
         )
         encoded = rows["name"].combine_chunks().dictionary_encode()

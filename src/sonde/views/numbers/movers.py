@@ -8,7 +8,7 @@ from sonde._errors import SondeError
 from sonde.record import FINAL
 from sonde.sketch import statistic
 from sonde.store.reading.selection import Selection
-from sonde.store.sql import queries
+from sonde.store.sql import counting
 from sonde.views.numbers.pooling import check_stat
 from sonde.views.questions import MoversQuestion
 from sonde.views.runs.opened_run import OpenedRun, site_ref
@@ -42,10 +42,10 @@ def answer(subject: OpenedRun, question: MoversQuestion) -> Movers:
     if known.needs_bins:
         raise SondeError(f"`{question.stat}` needs bins: choose a statistic such as `rms`.")
     chosen = Selection().equal("phase", question.phase).equal("kind", question.kind)
-    chosen.steps((question.first, question.last)).equal(f"({queries.STAGE})", FINAL)
+    chosen.steps((question.first, question.last)).equal(f"({counting.STAGE})", FINAL)
     window = subject.ask(
         f"select min(step) as first, max(step) as last, count(distinct name) as sites "
-        f"from records where {chosen.where} and not replaced",
+        f"from counted where {chosen.where}",
         chosen.parameters,
     ).to_pylist()[0]
     first, last = window["first"], window["last"]
@@ -97,8 +97,8 @@ def nonfinite(
     """`first` and `steps` of sites that are not finite somewhere, and how many there are."""
     rows = subject.ask(
         f"""
-        select name, min(step) as first, count(distinct step) as steps from records
-        where {chosen.where} and not replaced and nans + pos_infs + neg_infs > 0
+        select name, min(step) as first, count(distinct step) as steps from counted
+        where {chosen.where} and nans + pos_infs + neg_infs > 0
         group by name
         """,
         chosen.parameters,

@@ -18,8 +18,9 @@ from sonde._errors import SondeError
 from sonde.sketch import needs_bins, statistic
 from sonde.store.reading import sketch_rows
 from sonde.store.reading.selection import Selection
+from sonde.store.reading.stat_queries import source_of
 from sonde.store.schemas import NUMBERS, SKETCHES
-from sonde.store.sql import queries
+from sonde.store.sql import counting, queries
 from sonde.views.numbers.columns import Grid
 from sonde.views.runs.opened_run import OpenedRun, SiteEntry
 from sonde.views.specs import EMPTY, NONFINITE, NUMBER
@@ -91,7 +92,7 @@ def check_stat(name: str) -> str:
 
 def recorded_steps(subject: OpenedRun, source: Source, chosen: Selection) -> NDArray[np.int64]:
     """The steps at which any of the rows has a number, ascending."""
-    table = "numbers" if source.metric is not None else "records"
+    table = "numbers" if source.metric is not None else source_of(source.rank)
     written = source.as_written(chosen)
     rows = subject.ask(
         f"select distinct step from {table} where {written.where} order by step",
@@ -143,7 +144,8 @@ def binned(subject: OpenedRun, source: Source, chosen: Selection, grid: Grid) ->
     for at in range(0, len(steps), rows_at_once):
         some = source.as_written(chosen).one_of("step", steps[at : at + rows_at_once].tolist())
         rows = subject.ask(
-            f"select name, step, {sketch_rows.COLUMNS} from records where {some.where}",
+            f"select name, step, {sketch_rows.COLUMNS} from {source_of(source.rank)} "
+            f"where {some.where}",
             some.parameters,
         )
         if rows.num_rows:
@@ -250,7 +252,7 @@ def _statistic_sql(source: Source, within: Selection) -> str:
         origin = f"stats where {within.where}"
     else:
         v, bad = str(statistic(source.stat).sql), "nans + pos_infs + neg_infs > 0"
-        origin = f"({queries.merged(queries.KEY, where=within.where)})"
+        origin = f"({queries.merged(counting.KEY, where=within.where, table='records')})"
     return (
         f"select name, step, cast({v} as double) as v, coalesce({bad}, false) as bad from {origin}"
     )

@@ -12,6 +12,7 @@ import numpy as np
 from sonde.sketch import STATISTICS, Sketch, concatenate, statistic
 from sonde.sketch.formats import format_named
 from sonde.store.reading.selection import Selection
+from sonde.store.reading.stat_queries import source_of
 from sonde.views.numbers import axes
 from sonde.views.questions import SectionQuestion
 from sonde.views.runs.opened_run import NotFoundError, OpenedRun, SiteEntry, site_ref
@@ -34,7 +35,8 @@ def answer(subject: OpenedRun, question: SectionQuestion) -> CrossSection:
     entry = subject.site(question.site)
     chosen = Selection(["not replaced"]).equal("name", entry.site.name)
     chosen.equal("phase", question.phase).equal("rank", question.rank)
-    step, before, after = _nearest(subject, chosen, question.step)
+    table = source_of(question.rank)
+    step, before, after = _nearest(subject, chosen, question.step, table)
     sketch = subject.run.sketch(
         entry.site.name, step=step, phase=question.phase, rank=question.rank
     )
@@ -101,13 +103,13 @@ def _section(
 
 
 def _nearest(
-    subject: OpenedRun, chosen: Selection, step: int | None
+    subject: OpenedRun, chosen: Selection, step: int | None, table: str
 ) -> tuple[int, int | None, int | None]:
     """The recorded step that is meant, and its neighbours."""
     at = (1 << 62) if step is None else step
     found = subject.ask(
         f"""
-        with recorded as (select distinct step from records where {chosen.where}),
+        with recorded as (select distinct step from {table} where {chosen.where}),
         here as (select coalesce(
             (select max(step) from recorded where step <= ?), (select min(step) from recorded)
         ) as step)

@@ -62,7 +62,7 @@ def answer(subject: OpenedRun, question: TableQuestion) -> LayerTable:
 
 def _step(subject: OpenedRun, window: Selection, asked: int | None) -> tuple[int, tuple[int, int]]:
     steps: NDArray[np.int64] = subject.ask(
-        f"select distinct step from records where {window.where} and not replaced order by step",
+        f"select distinct step from counted where {window.where} order by step",
         window.parameters,
     )["step"].to_numpy()
     if len(steps) == 0:
@@ -74,8 +74,7 @@ def _step(subject: OpenedRun, window: Selection, asked: int | None) -> tuple[int
 def _at(subject: OpenedRun, chosen: Selection, step: int) -> dict[str, Sketches]:
     """The sketch of each site at a step, ranks together."""
     rows = subject.ask(
-        f"select name, step, {sketch_rows.COLUMNS} from records "
-        f"where {chosen.where} and step = ? and not replaced",
+        f"select name, step, {sketch_rows.COLUMNS} from counted where {chosen.where} and step = ?",
         [*chosen.parameters, step],
     )
     keys, merged = sketch_rows.merge_by(rows, ("name", "step"))

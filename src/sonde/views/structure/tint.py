@@ -12,6 +12,7 @@ from sonde.graph.folding import Fold
 from sonde.graph.model import Node
 from sonde.record import PARAMETER_KINDS
 from sonde.sketch import needs_bins, statistic
+from sonde.store.reading.stat_queries import source_of
 from sonde.views import ids
 from sonde.views.numbers import columns, pooling
 from sonde.views.numbers.heat import default_kind, is_under
@@ -108,7 +109,7 @@ def _step(subject: OpenedRun, source: Source, question: TintQuestion) -> int | N
     if not source.row_of:
         return None
     last = source.as_written(source.selection(None, question.step))
-    table = "numbers" if source.metric is not None else "records"
+    table = "numbers" if source.metric is not None else source_of(source.rank)
     found = subject.ask(
         f"select max(step) as step from {table} where {last.where}", last.parameters
     )["step"][0].as_py()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 from weakref import ref
 
@@ -33,6 +34,7 @@ from sonde.capture.torch.optim.parameters import (
     spot_of,
     state_of,
 )
+from sonde.capture.torch.ranks.local import local_gradients, locals_of
 from sonde.capture.torch.rows.bundles import TensorBundle
 from sonde.record import Event, Kind
 
@@ -223,7 +225,7 @@ class Optimizers:
     def _see_parameters(self, party: OptimizerParameters, *, keep: bool = True) -> None:
         """Parameters as they are now, and a copy of each that is about to change."""
         recorder, kinds = self._capture.recorder, self._capture.plan.kinds
-        changing = party.changing.tensors
+        changing = party.changing.values
         if keep and "update" in self._capture.kinds and changing:
             bundle = self._bundle(party.changing, changing, "param")
             party.kept = recorder.keep(bundle, changing, sketches="param" in kinds)
@@ -235,7 +237,7 @@ class Optimizers:
 
     def _see_frozen(self, members: ParameterBatch) -> None:
         """Parameters that nothing trains, if they have changed since they were last read."""
-        tensors, capture = members.tensors, self._capture
+        tensors, capture = members.values, self._capture
         if not tensors or "param" not in capture.kinds:
             return
         self._observe(members, tensors, "param")
@@ -260,8 +262,8 @@ class Optimizers:
         if "param_grad" not in capture.kinds:
             return
         for members in (party.changing, party.still):
-            tensors = members.tensors
-            grads = [p.grad for p in tensors]
+            tensors = members.values
+            grads = local_gradients(members.tensors, partial(self._skip, members, suffix))
             if scale is not None:
                 # A fused optimizer unscales inside its own kernel: do the same on the side.
                 grads = [None if g is None else g / scale for g in grads]
@@ -272,14 +274,19 @@ class Optimizers:
                 capture.recorder.add_together(bundle, grads)
             if capture.observer is not None and capture.observer.pipeline is not None:
                 where = [(w.path, w.name) for w in members.watched]
-                capture.observer.gradients(where, tensors, grads, suffix)
+                capture.observer.gradients(where, members.tensors, grads, suffix)
             self._observe(members, grads, "param_grad", suffix)
+
+    def _skip(self, members: ParameterBatch, suffix: str, k: int, reason: str) -> None:
+        spot = spot_of(members.watched[k], "param_grad", suffix)
+        self._capture.troubles.skip(spot.site.name, reason)
 
     def _see_updates(self, party: OptimizerParameters) -> None:
         kept, party.kept = party.kept, ()
         if not kept:
             return
-        tensors = party.changing.tensors
+        party.changing.look()
+        tensors = party.changing.values
         if "update" in self._capture.plan.kinds:
             bundle = self._bundle(party.changing, tensors, "update")
             self._capture.recorder.add_changes(bundle, tensors, kept)
@@ -299,6 +306,7 @@ class Optimizers:
             names, tensors = state_of(optimizer, party)
         if not tensors:
             return
+        tensors = locals_of(tensors)
         observer = self._capture.observer
         if observer is not None and "optim" in observer.kinds:
             for (k, name), x in zip(names, tensors, strict=True):
@@ -319,7 +327,7 @@ class Optimizers:
         self._capture.recorder.add_together(party.state, tensors)
 
     def _add(self, members: ParameterBatch, kind: Kind) -> None:
-        if tensors := members.tensors:
+        if tensors := members.values:
             bundle = self._bundle(members, tensors, kind)
             self._capture.recorder.add_together(bundle, tensors)
 
@@ -355,7 +363,11 @@ class Optimizers:
     def _select(self) -> None:
         """Know every selected parameter of the model, also those added since the last time."""
         structure, plan = self._capture.structure, self._capture.plan
-        if structure.is_stale or self._capture.scanned_step != self._capture.step:
+        if (
+            structure.is_stale
+            or structure.swaps
+            or self._capture.scanned_step != self._capture.step
+        ):
             structure.refresh()
         if self._version == structure.version:
             return

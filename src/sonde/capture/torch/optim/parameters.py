@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from sonde.capture.leaves import leaves
 from sonde.capture.torch.hooks import MAX_SLOTS
 from sonde.capture.torch.names import NamedParameter
+from sonde.capture.torch.ranks.local import locals_of
 from sonde.capture.torch.rows.bundles import Kept, TensorBundle
 from sonde.capture.window import Spot
 from sonde.record import Kind
@@ -39,24 +40,31 @@ class WatchedParameter:
 class ParameterBatch:
     """Watched parameters that go together, and what was prepared for each kind.
 
-    Keeps them alive only between `hold` and `let_go`.
+    Keeps them alive only between `hold` and `let_go`. `values` are what of them lies on this rank.
     """
 
-    __slots__ = ("_references", "bundles", "tensors", "watched")
+    __slots__ = ("_references", "bundles", "tensors", "values", "watched")
 
     def __init__(self, known: list[tuple[WatchedParameter, Tensor]]) -> None:
         self.watched = [w for w, _ in known]
         self._references = [w.parameter for w in self.watched]
         self.bundles: dict[tuple[Kind, str], TensorBundle] = {}
         self.tensors: list[Tensor] = []
+        self.values: list[Tensor] = []
 
     def hold(self) -> None:
         """Have the tensors at hand. Their owner sees to it that they live."""
         if not self.tensors:
             self.tensors = [p for known in self._references if (p := known()) is not None]
+            self.look()
+
+    def look(self) -> None:
+        """Have the values of the tensors as they are now."""
+        self.values = locals_of(self.tensors)
 
     def let_go(self) -> None:
         self.tensors = []
+        self.values = []
 
 
 class OptimizerParameters:

@@ -17,6 +17,8 @@ from sonde._torch_internals.tensors import copy_each
 from sonde.capture.drain import Drain, StepEnd, WindowRows
 from sonde.capture.native import Place, Row
 from sonde.capture.torch.facts import Facts, SiteFact
+from sonde.capture.torch.ranks.local import local
+from sonde.capture.torch.ranks.placement import TensorPart
 from sonde.capture.torch.rows.bundles import Kept, TensorBundle, TensorShare
 from sonde.capture.torch.rows.cuda_graphs import CapturedCudaGraph, can_capture
 from sonde.capture.torch.rows.host import (
@@ -32,7 +34,7 @@ from sonde.capture.torch.rows.host import (
 from sonde.capture.troubles import Troubles
 from sonde.capture.window import NATIVE_PHASE, Rows, SiteGroup, Spot
 from sonde.kernels.torch import Unsupported, name_of
-from sonde.record import Site, SiteInfo
+from sonde.record import PARAMETER_KINDS, Site, SiteInfo
 
 _TOGETHER: Final = 4
 """Tensors that are read together have at most this part of the rows of a window, one over it."""
@@ -85,6 +87,10 @@ class Recorder:
             spot = self._declared(spot, x, rows)
         if spot.off:
             return None
+        return (self._add if type(x) is Tensor else self._add_local)(spot, rows, x, row)
+
+    def _add(self, spot: Spot, rows: DeviceRows, x: Tensor, row: Row | None) -> Row | None:
+        """The same for a spot that is declared, and a tensor that lies here."""
         if self.capturing is not None:
             self._add_captured(self.capturing, spot, rows, x)
             return None
@@ -105,6 +111,15 @@ class Recorder:
         if (spot.place is None or spot.place.row is None) and opened is spot.own[0]:
             self._give_place(spot, rows, opened, x)
         return opened
+
+    def _add_local(self, spot: Spot, rows: DeviceRows, x: Tensor, row: Row | None) -> Row | None:
+        """The same for a tensor of another class: what of it lies on this rank."""
+        try:
+            return self._add(spot, rows, local(x), row)
+        except Unsupported as reason:
+            spot.switch_off()
+            self._troubles.skip(spot.site.name, str(reason))
+            return None
 
     def _sketch(self, spot: Spot, rows: DeviceRows, opened: Row, x: Tensor) -> bool:
         """Add the tensor to the open row; False if that cannot be, now or ever."""
@@ -371,8 +386,18 @@ class Recorder:
             if known is None:
                 known = self._ids[site, x.dtype] = len(self._ids)
                 facts = SiteFact() if self.facts is None else self.facts.of(site)
-                shape = tuple(x.shape)
-                info = SiteInfo(known, site, name_of(x.dtype), shape, spot.module_type, *facts)
+                part = facts.part if spot.part is None else spot.part
+                info = SiteInfo(
+                    known,
+                    site,
+                    name_of(x.dtype),
+                    _shape_of(x, part),
+                    spot.module_type,
+                    facts.requires_grad,
+                    facts.dropout_p,
+                    part.part,
+                    part.parts,
+                )
                 self._infos.append(info)
                 self._new_sites.append(info)
             spot.id = known
@@ -384,8 +409,10 @@ class Recorder:
             return
         for known in [self._infos[spot.id] for spot in spots]:
             facts = self.facts.of(known.site)
-            if facts != (known.requires_grad, known.dropout_p):
-                info = replace(known, requires_grad=facts.requires_grad, dropout_p=facts.dropout_p)
+            info = replace(known, requires_grad=facts.requires_grad, dropout_p=facts.dropout_p)
+            if known.site.kind in PARAMETER_KINDS:
+                info = replace(info, part=facts.part.part, parts=facts.part.parts)
+            if info != known:
                 self._infos[known.id] = info
                 self._new_sites.append(info)
 
@@ -395,6 +422,12 @@ class Recorder:
         if rows.book is not None and code is not None and spot.phase == NATIVE_PHASE:
             spot.leave_place()
             spot.place = Place(rows.book, row, spot.id, code)
+
+
+def _shape_of(x: Tensor, part: TensorPart) -> tuple[int, ...]:
+    """The shape of the whole tensor, of which `x` may be a part."""
+    here = tuple(x.shape)
+    return part.shape if part.shape is not None and part.local in (None, here) else here
 
 
 def _index_of(device: torch.device) -> int:
