@@ -210,3 +210,21 @@ def test_a_note_is_a_flag_at_its_step(noted_server, open_page):
     expect(flag).to_have_attribute("title", "lr halved at step 20")
     page.keyboard.press(".")
     expect(page.locator("[data-cursor-step]")).to_have_text("20")
+
+
+def test_a_logframe_is_shown_as_a_run_is(figure_folder, tmp_path, start, open_page):
+    with sonde.open(figure_folder / "two") as run:
+        sonde.logframe.write(run.to_logframe(), tmp_path / "numerics.parquet")
+        expected = run.stats("lm_head.weight", "param", stat="rms", frame="arrow")[
+            "rms"
+        ].to_pylist()
+    server = start(tmp_path / "numerics.parquet")
+    (run_id,) = ids(server).values()
+    page = open_page(server, f"#/layers?run={run_id}&kind=param")
+    text = saved(page, page.locator(".heat-panel"), "Save CSV").decode()
+    rows = {row[0]: row[1:] for row in csv.reader(io.StringIO(text))}
+    assert np.array(rows["lm_head weight"], float) == pytest.approx(expected, rel=1e-6)
+    page.get_by_role("combobox", name="Scalar in the timeline").select_option(
+        "underflow_rate/Weights"
+    )
+    expect(page.locator(".readout")).to_contain_text("train")

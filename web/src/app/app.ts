@@ -182,6 +182,8 @@ export class App {
         this.clocks.ask(run && name && page !== "runs" ? { run, name } : null);
         const state = run ? this.live.states.value.get(run) : undefined;
         if (state && name) this.clocks.refresh(state.version);
+        const { error } = this.clocks.result.value;
+        if (error && name) this.say(error.message);
       }),
       this.freezeWhenPaused(),
       this.refreshHeader(),

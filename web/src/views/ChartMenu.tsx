@@ -77,8 +77,9 @@ async function copyPython(app: App, figure: Figure): Promise<void> {
 
 /** Where a run lies, as the server was told: the folder and the name of the run. */
 export async function pathOf(app: App, run: string): Promise<string> {
-  const { spec } = await app.client.ask("server", {}, new AbortController().signal);
   const name = app.nameOf(run);
-  const folder = spec.folder.replace(/\/+$/, "");
+  const answer = await app.client.ask("server", {}, new AbortController().signal).catch(() => null);
+  if (!answer) return name; // a report does not know where its run lies
+  const folder = answer.spec.folder.replace(/\/+$/, "");
   return folder.split("/").at(-1) === name ? folder : `${folder}/${name}`;
 }

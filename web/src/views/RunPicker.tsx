@@ -9,7 +9,7 @@ const MOST_RUNS = 8;
 export function RunPicker({ isSmall = false }: { isSmall?: boolean }) {
   const app = useApp();
   const { runs } = app.state.value;
-  const { data } = useQuery("runs", {}, { isFixed: true }).value;
+  const { data, error } = useQuery("runs", {}, { isFixed: true }).value;
   const others = (data?.runs ?? []).filter((r) => !r.problem && !runs.includes(r.id));
   const add = (id: string) => app.set({ runs: [...runs, id] }, true);
   if (isSmall) {
@@ -25,6 +25,13 @@ export function RunPicker({ isSmall = false }: { isSmall?: boolean }) {
         ]}
         onChange={(id) => id && add(id)}
       />
+    );
+  }
+  if (error && !data) {
+    return (
+      <Empty title="There is no other run here">
+        <p>{error.message}</p>
+      </Empty>
     );
   }
   if (!data) return <Loading what="runs" />;
