@@ -184,6 +184,9 @@ def test_a_node_that_is_not_there_does_not_take_the_page_with_it(server, open_pa
         "#/overview?run={cnn}",
         "#/explore?run={transformer}&pins=A:embed,B:head",
         "#/layers?run={transformer}&kind=output&site=head/output/0",
+        "#/layers?run={transformer}&kind=output&table=1",
+        "#/compare?run={transformer},{cnn}&kind=output",
+        "#/compare?run={transformer}",
     ],
 )
 def test_axe_finds_no_serious_violation(server, open_page, run_ids, view, scheme):

@@ -56,15 +56,19 @@ export function useQuery<V extends View>(
   }, []);
   const run =
     question && "run" in question && typeof question.run === "string" ? question.run : null;
+  const other =
+    question && "other" in question && typeof question.other === "string" ? question.other : null;
   const active = useSignal(isActive);
   const runSignal = useSignal(run);
+  const otherSignal = useSignal(other);
   active.value = isActive;
   runSignal.value = run;
+  otherSignal.value = other;
   useLayoutEffect(() => {
     if (isActive || question === null) query.ask(question);
   }, [question === null ? "" : encode(question), isActive]);
   useEffect(() => () => query.close(), []);
-  useUpdates(app, query, active, runSignal, isFixed, everyMs);
+  useUpdates(app, query, active, [runSignal, otherSignal], isFixed, everyMs);
   return query.result;
 }
 
@@ -72,7 +76,7 @@ function useUpdates<V extends View>(
   app: App,
   query: Query<V>,
   active: Signal<boolean>,
-  run: Signal<string | null>,
+  [run, other]: readonly Signal<string | null>[],
   isFixed: boolean,
   everyMs: number,
 ): void {
@@ -81,6 +85,7 @@ function useUpdates<V extends View>(
   useSignalEffect(() => {
     const isOpen = app.live.connection.value.is === "open";
     const state = run.value === null ? undefined : app.live.states.value.get(run.value);
+    const beside = other.value === null ? undefined : app.live.states.value.get(other.value);
     const mayUpdate =
       active.value && isOpen && (app.state.value.isFollowing || state?.status !== "live");
     const { error } = query.result.peek();
@@ -88,7 +93,7 @@ function useUpdates<V extends View>(
     clearTimeout(timer.current);
     const go = () => {
       lastMs.current = Date.now();
-      if (error) query.refresh();
+      if (error || beside?.status === "live") query.refresh();
       else query.refresh(state?.version);
     };
     const waitMs = lastMs.current + everyMs - Date.now();

@@ -9,7 +9,7 @@
 import { EMPTY, NONFINITE } from "../api.gen";
 import type { PixelMap } from "./columns";
 import { diverging, type MapName, packed, parseHex, sequential } from "./lut";
-import { type ColourScale, place } from "./scales";
+import { type ColourScale, placer } from "./scales";
 
 export const CLASS_EMPTY = 0;
 export const CLASS_NONFINITE = 1;
@@ -28,10 +28,11 @@ export function classify(
   scale: ColourScale,
 ): Uint8Array {
   const classes = new Uint8Array(values.length);
+  const place = placer(scale);
   for (let i = 0; i < values.length; i++) {
     if (flags[i] === EMPTY) continue;
     if (flags[i] === NONFINITE) classes[i] = CLASS_NONFINITE;
-    else if (!Number.isNaN(values[i])) classes[i] = toClass(place(scale, values[i]));
+    else if (!Number.isNaN(values[i])) classes[i] = toClass(place(values[i]));
   }
   return classes;
 }

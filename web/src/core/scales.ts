@@ -12,16 +12,22 @@ export interface ColourScale {
 
 /** Place of a value on a colour scale, 0 to 1, clamped. */
 export function place(scale: ColourScale, value: number): number {
-  if (scale.kind === "log") {
-    if (value <= 0) return 0;
-    const [a, b] = [Math.log2(scale.low), Math.log2(scale.high)];
-    return clamp((Math.log2(value) - a) / (b - a || 1));
+  return placer(scale)(value);
+}
+
+/** The same for many values: what the scale alone decides is computed once. */
+export function placer({ kind, low, high }: ColourScale): (value: number) => number {
+  if (kind === "log") {
+    const start = Math.log2(low);
+    const width = Math.log2(high) - start || 1;
+    return (value) => (value <= 0 ? 0 : clamp((Math.log2(value) - start) / width));
   }
-  if (scale.kind === "signed") {
-    const end = Math.max(Math.abs(scale.low), Math.abs(scale.high)) || 1;
-    return clamp(0.5 + value / (2 * end));
+  if (kind === "signed") {
+    const width = 2 * (Math.max(Math.abs(low), Math.abs(high)) || 1);
+    return (value) => clamp(0.5 + value / width);
   }
-  return clamp((value - scale.low) / (scale.high - scale.low || 1));
+  const width = high - low || 1;
+  return (value) => clamp((value - low) / width);
 }
 
 /** The scale that suits values within these limits. */
