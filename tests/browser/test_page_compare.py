@@ -84,7 +84,7 @@ def test_the_first_difference_leads_to_the_cell_with_both_histograms(
     page.locator(".verdict").get_by_role("button", name=f"step {STEP}").click()
     ready(page)
     expect(page.locator("[data-drawer-step]")).to_have_text(f"step {STEP}")
-    expect(page.locator("[data-moved]")).to_contain_text("+2.00")
+    expect(page.locator("[data-moved]")).to_have_text("shifted +2.00 octaves, distance 2.00")
     expect(page.locator("[data-histograms]")).to_be_visible()
     assert f"step={STEP}" in page.url
     far = page.locator("[data-farthest] .mover").first

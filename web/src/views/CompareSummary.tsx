@@ -263,17 +263,21 @@ function show(app: App, { site, step }: FarSite): void {
   app.set({ site: site.id, kind: site.kind }, true);
 }
 
-/** How a tensor of B lies to that of A: not finite, shifted, or other zeros. */
-export function moved(row: {
+interface Apart {
   w1: number | null;
   shift: number | null;
   zeros: number;
   nonfinite: number;
-}): string {
+}
+
+/** How a tensor of B lies to that of A: not finite, shifted, or other zeros. */
+export function moved(row: Apart, isLong = false): string {
   const sign = (v: number) => (v < 0 ? "−" : "+");
   if (row.nonfinite !== 0)
     return `${sign(row.nonfinite)}${share(Math.abs(row.nonfinite))} not finite`;
   if (row.w1 === null || row.shift === null)
     return `${sign(row.zeros)}${share(Math.abs(row.zeros))} zeros`;
-  return `${sign(row.shift)}${Math.abs(row.shift).toFixed(2)}, distance ${row.w1.toFixed(2)}`;
+  const shift = `${sign(row.shift)}${Math.abs(row.shift).toFixed(2)}`;
+  const words = isLong ? `shifted ${shift} octaves` : shift;
+  return `${words}, distance ${row.w1.toFixed(2)}`;
 }

@@ -178,6 +178,7 @@ export function HeatView({
       at: isSecond ? -1 : hovered.value >= 0 ? hovered.value : focused.value,
       text: tokens.text,
       dim: tokens.text3,
+      headers: isSecond ? [] : placed.headers.map((h) => h.y),
     });
     context.fillStyle = tokens.text3;
     context.font = `12px ${FONT}`;
@@ -384,6 +385,8 @@ interface LabelLook {
   at: number;
   text: string;
   dim: string;
+  /** Middles of the headers, which no label may lie under. */
+  headers: readonly number[];
 }
 
 /** Labels of rows: in their group by what follows its path, else by their whole path. */
@@ -403,7 +406,9 @@ function drawLabels(
   context.textBaseline = "middle";
   context.textAlign = "right";
   const chosen = lines[at]?.kind === "row" ? at : -1;
-  const here = Math.max(7, Math.min(height - 7, top + (chosen + 0.5) * rowHeight));
+  const wish = Math.max(7, Math.min(height - 7, top + (chosen + 0.5) * rowHeight));
+  const header = look.headers.find((y) => Math.abs(y - wish) < LABEL_PX);
+  const here = header === undefined ? wish : header + LABEL_PX;
   const draw = (line: HeatLine, y: number) => {
     const row = heat.rows[order[line.start]];
     const isIn = line.group >= 0 && (heat.groups[line.group]?.length ?? 0) > 1;

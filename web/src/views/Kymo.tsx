@@ -5,6 +5,7 @@ import { useLayoutEffect, useMemo, useRef } from "preact/hooks";
 import type { Kymograph, SiteRef } from "../api.gen";
 import type { App } from "../app/app";
 import { useApp, useOnScreen, useQuery, useSettled, useSize } from "../app/hooks";
+import { clockAt, clockWords } from "../core/clock";
 import { mapColumns, mapRows, nearestColumn, spans, stepAt } from "../core/columns";
 import { count, number, shape, share, steps } from "../core/format";
 import { palette } from "../core/heat";
@@ -195,15 +196,17 @@ function Foot({ data, width }: { data: Kymograph; width: number }) {
   const app = useApp();
   const domain = app.domain.value;
   if (!domain) return null;
+  const clock = app.clock.value;
+  const at = (step: number) => (clock ? clockWords(clock, clockAt(clock, step)) : count(step));
   const brightest = `brightest: density ${number(data.max_density)}`;
   const words = [...beyondNote(data), ...data.notes, brightest].join(" · ");
   return (
     <div class="kymo-foot" style={{ width: `${width}px` }}>
-      <span class="number">{count(domain.from)}</span>
+      <span class="number">{at(domain.from)}</span>
       <span class="cut" title={words}>
         {words}
       </span>
-      <span class="number">{count(domain.to - domain.cadence)}</span>
+      <span class="number">{at(domain.to - domain.cadence)}</span>
     </div>
   );
 }

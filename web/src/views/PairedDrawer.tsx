@@ -55,7 +55,7 @@ export function PairedDrawer({ site, other }: { site: string; other: string }) {
               {siteName(data.a.site)}
             </h2>
             <span class="tag">{kindLabel(data.a.site.kind)}</span>
-            <span data-moved>{moved(data)}</span>
+            <span data-moved>{moved(data, true)}</span>
             <span class="stretch" />
             <div class="stepper" role="group" aria-label="Recorded steps">
               <Button
