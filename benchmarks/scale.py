@@ -7,7 +7,8 @@ Each size trains in a process of its own: first plain, then watched, then plain 
 Sonde is loaded before the first plain steps, so libraries count as well.
 
 Memory is that of the whole process, less what plain training takes: `host_peak_mb` is the most that
-was resident while the watch was open, `host_left_mb` what stays after `close()`. On a GPU,
+was resident while the watch was open, `host_left_mb` what stays after `close()` of memory of its
+own, `mapped_left_mb` what stays of files that are mapped: the code of libraries. On a GPU,
 `device_peak_mb` and `device_left_mb` are what the driver says is in use, less what it says of plain
 training; pools of the allocator count. `us_per_module` is what a recorded step takes longer than a
 plain one, over the modules.
@@ -37,7 +38,7 @@ WIDTH, BATCH = 16, 4
 COLUMNS = (
     *("date", "machine", "cores", "load", "python", "torch", "sonde", "kernel", "threads", "note"),
     *("model", "modules", "sites", "steps", "dropped", "plain_ms", "watched_ms", "us_per_module"),
-    *("watch_s", "close_s", "host_plain_mb", "host_peak_mb", "host_left_mb"),
+    *("watch_s", "close_s", "host_plain_mb", "host_peak_mb", "host_left_mb", "mapped_left_mb"),
     *("device_plain_mb", "device_peak_mb", "device_left_mb", "device_kb_per_module"),
     *("run_mb", "read_open_s", "read_rms_s", "read_p99_s"),
 )
@@ -103,6 +104,12 @@ class Memory:
     def host(self) -> float:
         return _status("VmRSS")
 
+    def own(self) -> float:
+        return _status("RssAnon")
+
+    def mapped(self) -> float:
+        return _status("RssFile")
+
     def host_peak(self) -> float:
         """The most since `forget_peak`."""
         return _status("VmHWM")
@@ -150,6 +157,7 @@ def trained(n: int, device: str, steps: int) -> dict[str, object]:
 
     plain = _times(step, steps + 2)
     host, on_device = memory.host(), memory.device()
+    own, mapped = memory.own(), memory.mapped()
     memory.forget_peak()
 
     import sonde
@@ -169,7 +177,8 @@ def trained(n: int, device: str, steps: int) -> dict[str, object]:
         peak = memory.host_peak()
         del watch
         gc.collect()
-        left, device_left = memory.host(), memory.device()
+        own, mapped = memory.own() - own, memory.mapped() - mapped
+        device_left = memory.device()
         plain += _times(step, steps)
         path = Path(folder) / "scale"
         size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
@@ -187,7 +196,8 @@ def trained(n: int, device: str, steps: int) -> dict[str, object]:
         "close_s": round(close_s, 3),
         "host_plain_mb": round(host),
         "host_peak_mb": round(peak - host),
-        "host_left_mb": round(left - host),
+        "host_left_mb": round(own),
+        "mapped_left_mb": round(mapped),
         **({} if not most else _on_device(n, on_device, most, device_left)),
         "run_mb": round(size / 1e6, 1),
         **read,

@@ -1,10 +1,9 @@
-"""Watching changes nothing about what is compiled: as many graphs and breaks as without.
+"""Watching changes nothing about what is compiled: graphs, breaks and recompiles are as without.
 
 Where some steps are not recorded, each graph with taps in it reaches the backend twice.
 """
 
 import copy
-import gc
 from collections import Counter
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ import torch
 import transformers
 from test_transformers import MODELS
 from torch import nn
+from torch._dynamo import utils
 from torch._dynamo.backends.debugging import aot_eager
 from torch._dynamo.utils import counters
 from torch.fx import GraphModule
@@ -21,20 +21,7 @@ import sonde
 from sonde.capture.torch.compile import operators
 from sonde.capture.torch.compile.hooks import TRACES_HOOKS
 
-pytestmark = pytest.mark.usefixtures("fresh_compiler", "no_collection", "early_limit")
-
-
-@pytest.fixture
-def no_collection():
-    """No garbage collection while frames are counted.
-
-    One that begins while compiled code runs calls `gc.callbacks`, and the compiler counts each of
-    those as a frame, watched or not. JAX registers one when it is imported.
-    """
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+pytestmark = pytest.mark.usefixtures("fresh_compiler", "early_limit", "all_metrics")
 
 
 @pytest.fixture
@@ -44,27 +31,37 @@ def early_limit():
         yield
 
 
+@pytest.fixture
+def all_metrics():
+    """The compiler keeps what it noted of every compilation, not of the last 64 alone."""
+    utils.set_compilation_metrics_limit(10_000)
+    yield
+    utils.set_compilation_metrics_limit(utils.DEFAULT_COMPILATION_METRICS_LIMIT)
+
+
 class Counts(NamedTuple):
     """What the compiler did."""
 
     graphs: int
     breaks: int
+    recompiles: int
     frames: int
 
     @classmethod
+    def begin(cls):
+        torch._dynamo.reset()
+        counters.clear()
+        utils.clear_compilation_metrics()
+
+    @classmethod
     def now(cls):
+        made = [m for m in utils.get_compilation_metrics() if m.graph_op_count]
         return cls(
             counters["stats"]["unique_graphs"],
             sum(counters["graph_break"].values()),
-            counters["frames"]["ok"],
+            sum(not m.compile_id.endswith("/0") for m in made),
+            len(made),
         )
-
-
-def assert_same(found, expected):
-    """As many graphs and breaks. Of frames one more is let pass: after other tests in the same
-    process one without a graph is compiled once for all modules, and we do not know which."""
-    assert (found.graphs, found.breaks) == (expected.graphs, expected.breaks)
-    assert expected.frames <= found.frames <= expected.frames + 1
 
 
 class Backend:
@@ -206,8 +203,7 @@ def train(model, call, steps=3):
 
 def counted(compile_, breaks, watching=None, **options):
     """What was compiled in three steps, what the backend was given, what was recorded."""
-    torch._dynamo.reset()
-    counters.clear()
+    Counts.begin()
     torch.manual_seed(0)
     model = Net(breaks)
     backend = Backend(aot_eager)
@@ -231,7 +227,7 @@ def counted(compile_, breaks, watching=None, **options):
 def test_repeated_blocks_share_their_code_as_without_us(watching, compile_, breaks):
     expected, plain, _ = counted(compile_, breaks)
     found, given, memory = counted(compile_, breaks, watching, every=2)
-    assert_same(found, expected)
+    assert found == expected
     assert given["with"] + given["without"] - plain["without"] == given["with"] > 0
     _, _, eager = counted(None, breaks, watching, every=2)
     for step in (0, 2):
@@ -327,8 +323,7 @@ def made(name, use_cache=False):
 
 def steps_of(name, compile_, watching=None, use_cache=False, **options):
     """Two steps of such a model: what was compiled and recorded."""
-    torch._dynamo.reset()
-    counters.clear()
+    Counts.begin()
     model, inputs, layers = made(name, use_cache)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     memory = None
@@ -358,7 +353,7 @@ def test_models_of_others_compile_as_without_us(watching, name, compile_):
     expected, _ = steps_of(name, compile_)
     found, memory = steps_of(name, compile_, watching, **options)
     assert expected.graphs > 0
-    assert_same(found, expected)
+    assert found == expected
     assert memory.counted("failed") == {}
     for step in (0, 1):
         a, b = memory.at(step), eager.at(step)
@@ -374,5 +369,5 @@ def test_models_of_others_compile_as_without_us(watching, name, compile_):
 def test_a_model_that_fills_a_cache_while_it_trains_compiles_whole(watching):
     """As models of transformers do by default."""
     found, memory = steps_of("llama", whole, watching, use_cache=True)
-    assert_same(found, Counts(graphs=1, breaks=0, frames=1))
+    assert found == Counts(graphs=1, breaks=0, recompiles=0, frames=1)
     assert "model.layers.1.self_attn.k_proj/output/0" in memory.at(1)
