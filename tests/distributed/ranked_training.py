@@ -10,6 +10,7 @@ run. `oracle` is the training in one process, with hooks of its own that keep ev
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -78,7 +79,7 @@ def loss_of(y, target):
     return (y - target).square().mean()
 
 
-def train(model, optimizer, *, rank=0, ranks=1, clip=False, after=lambda: None, watch=None):
+def train(model, optimizer, *, rank=0, ranks=1, clip=False, after=lambda step: None):
     """Train; what each step's loss was, and how many collectives there were."""
     losses, counts = [], []
     for micro in batches(rank, ranks):
@@ -92,7 +93,7 @@ def train(model, optimizer, *, rank=0, ranks=1, clip=False, after=lambda: None, 
             nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad()
-        after()
+        after(len(losses))
         losses.append(total)
         counts.append([b - a for a, b in zip(before, collectives(), strict=True)])
     return {"losses": losses, "collectives": counts}
@@ -258,8 +259,20 @@ def unnamed(rank, world):
     return ddp(rank, world)
 
 
+def drifting(rank, world):
+    """One replica of a weight goes its own way from the second step on; all have one batch."""
+    model, *_ = ddp(rank, world)
+    return model, 0, 1
+
+
+def go_astray(model, rank, step):
+    if rank == 1 and step == 0:
+        with torch.no_grad():
+            model.module.head.weight[0, 0] += 1e-3
+
+
 SCENARIOS = {
-    2: ("ddp", "fsdp2", "tp", "sp", "pp", "unnamed"),
+    2: ("ddp", "fsdp2", "tp", "sp", "pp", "unnamed", "drifting"),
     4: ("ddp", "fsdp2", "hsdp", "fsdp_tp", "ddp_tp", "uneven"),
 }
 CLIPPED = {"ddp", "fsdp2", "hsdp", "uneven", "unnamed"}
@@ -325,7 +338,10 @@ def scenario(name, folder, *, watched):
     model, data_rank, data_ranks = globals()[name](rank, world)
     optimizer = new_optimizer(model)
     made = watch(model, optimizer, name)
-    found = train(model, optimizer, rank=data_rank, ranks=data_ranks, clip=name in CLIPPED)
+    own = {"rank": data_rank, "ranks": data_ranks, "clip": name in CLIPPED}
+    if name == "drifting":
+        own["after"] = lambda step: go_astray(model, rank, step)
+    found = train(model, optimizer, **own)
     if made is not None:
         made.close()
     found["weights"] = weights(model)
@@ -360,8 +376,44 @@ def dying(folder, *, watched):
         os._exit(3)
 
 
+def elastic(folder):
+    """Both ranks fail once after two steps; the launcher starts them again, from a checkpoint.
+
+    Without a process group: after a restart, gloo may find addresses of the ranks that are gone.
+    """
+    rank, restarts = (int(os.environ[n]) for n in ("RANK", "TORCHELASTIC_RESTART_COUNT"))
+    model = new_model()
+    optimizer = new_optimizer(model)
+    saved = folder / f"checkpoint-{rank}.pt"
+    if restarts:
+        state = torch.load(saved)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+    with sonde.watch(model, optimizer, dir=folder, name="elastic", every=1) as watch:
+        for step, micro in enumerate(batches()):
+            if step < restarts:
+                continue
+            for x, target in micro:
+                loss_of(model(x), target).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 0:
+                torch.save(
+                    {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, saved
+                )
+            if step == 1 and not restarts:
+                watch.flush()
+                (folder / f"failing-{rank}").touch()
+                while not all((folder / f"failing-{r}").exists() for r in range(2)):
+                    time.sleep(0.02)
+                os._exit(1)
+
+
 def main(folder, names):
     torch.set_num_threads(1)
+    if names == ["elastic"]:
+        elastic(folder)
+        return
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     if names[0].startswith("dying"):

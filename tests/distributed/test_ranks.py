@@ -37,9 +37,9 @@ TOLERANCE = {
 """Of norms and extrema, relative to the root mean square: ranks add in another order."""
 
 
-def launch(folder, world, names):
+def launch(folder, world, names, *options):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", *options]
     done = subprocess.run(
         [sys.executable, *command, SCRIPT, folder, ",".join(names)],
         env=environment,
@@ -100,7 +100,9 @@ def compare(run, expected, scale, left_out=()):
     return seen, {name for _, name in found}
 
 
-@pytest.mark.parametrize("name", sorted({name for _, name in cases()} - {"uneven", "unnamed"}))
+@pytest.mark.parametrize(
+    "name", sorted({name for _, name in cases()} - {"drifting", "uneven", "unnamed"})
+)
 def test_merged_statistics_are_those_of_one_process(name, trained, oracles):
     folder, world = trained
     if name not in SCENARIOS[world]:
@@ -176,8 +178,42 @@ def test_ranks_that_record_differently_give_what_is_whole(trained):
 def test_equal_replicas_do_not_drift(trained):
     folder, world = trained
     for name in SCENARIOS[world]:
-        if name != "unnamed":
+        if name not in ("drifting", "unnamed"):
             assert sonde.open(folder / name).drift() == [], name
+
+
+def test_a_replica_that_drifts_and_a_batch_that_all_have_are_named(trained):
+    folder, world = trained
+    if world != 2:
+        pytest.skip("two ranks are enough")
+    run = sonde.open(folder / "drifting")
+    found = {(drift.what, drift.name): drift for drift in run.drift()}
+    batch = found.pop(("batch", "./input"))
+    assert (batch.ranks, batch.step, batch.steps) == ((0, 1), 0, STEPS)
+    weight = found["replica", "head/param/weight"]
+    assert (weight.ranks, weight.step) == ((1,), 1)
+    assert all(drift.ranks == (1,) and drift.step >= 1 for drift in found.values())
+    assert run.info["drift"]
+    shown = subprocess.run(
+        [sys.executable, "-m", "sonde", "show", folder / "drifting"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "DistributedSampler" in shown
+    assert "differs from the other replicas since step 1" in shown
+
+
+def test_a_restart_by_the_launcher_goes_on_with_the_run(tmp_path):
+    launch(tmp_path, 2, ["elastic"], "--max-restarts=1")
+    run = sonde.open(tmp_path / "elastic")
+    attempts = [(a["rank"], a["attempt"], a["resume_from_step"]) for a in run.info["attempts"]]
+    assert attempts == [(0, 0, None), (0, 1, 1), (1, 0, None), (1, 1, 1)]
+    rows = run.stats("head.weight", kind="param", stat="count", frame="arrow")
+    assert rows["step"].to_pylist() == list(range(STEPS))
+    assert set(rows["count"].to_pylist()) == {18}
+    assert not [drift for drift in run.drift() if drift.what == "replica"]
+    assert run.status == "finished"
 
 
 def test_a_killed_rank_is_named_and_the_others_are_whole(tmp_path):
