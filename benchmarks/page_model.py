@@ -26,7 +26,7 @@ from large_runs import RESULTS, Figure, Served, keep
 
 ROOT = Path(__file__).parents[1]
 READY = '#sonde[data-ready="1"]'
-TURNS = 5
+TURNS = 12
 SWITCH = """
 async (name) => {
   const root = document.querySelector("#sonde").shadowRoot;
