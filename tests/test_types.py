@@ -25,7 +25,7 @@ WHY = {
         "capture/numbers/scalars.py": 1,
         "capture/plan.py": 1,
         "capture/torch/session.py": 2,
-        "capture/window.py": 2,
+        "capture/window.py": 3,
         "graph/torch/taker.py": 2,
         "jax.py": 1,
         "metrics/model.py": 7,

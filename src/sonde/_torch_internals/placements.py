@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,21 @@ from torch import Tensor, nn
 from sonde._python import frame_at
 from sonde._signals import pass_on
 from sonde._torch_internals.registry import uses
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.placement_types import Placement
+
+
+class DistributedSpec(Protocol):
+    """Where a distributed tensor lies: a mesh, and how it is placed along each dimension."""
+
+    @property
+    def mesh(self) -> DeviceMesh: ...
+
+    @property
+    def placements(self) -> Sequence[Placement]: ...
+
 
 _store = uses(
     "default_store",
@@ -76,7 +91,7 @@ def waited_for(x: Tensor) -> Tensor:
     return x
 
 
-def data_meshes(modules: Iterable[nn.Module]) -> Iterator[Any]:
+def data_meshes(modules: Iterable[nn.Module]) -> Iterator[DeviceMesh]:
     """Return the meshes over which FSDP2 spreads parameters: each rank there has its own batch."""
     if _FSDP not in sys.modules or not (found := _fsdp.find()):
         return
@@ -115,7 +130,7 @@ def swaps_parameters(module: nn.Module) -> bool:
     return kind is not None and isinstance(module, kind)
 
 
-def sources(x: Tensor, most: int) -> list[Any] | None:
+def sources(x: Tensor, most: int) -> list[DistributedSpec] | None:
     """Return the specs of the distributed tensors that a plain tensor was computed from.
 
     None if there are more than `most` operations in between.
@@ -123,8 +138,8 @@ def sources(x: Tensor, most: int) -> list[Any] | None:
     first = x.grad_fn
     if first is None:
         return []
-    found: list[Any] = []
-    waiting: list[Any] = [first]
+    found: list[DistributedSpec] = []
+    waiting = [first]
     met = {first}
     while waiting:
         node = waiting.pop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -12,17 +12,20 @@ from torch import Tensor, nn
 from sonde._torch_internals.placements import waited_for
 from sonde.kernels.torch import Unsupported
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
 _PLAIN: Final = (Tensor, nn.Parameter)
 _MODULE: Final = "torch.distributed.tensor"
 
 
-def dtensor_type() -> type[Any] | None:
+def dtensor_type() -> type[DTensor] | None:
     """Return the class of distributed tensors; None before anything has loaded it."""
     loaded = sys.modules.get(_MODULE)
     return None if loaded is None else getattr(loaded, "DTensor", None)
 
 
-def is_distributed(x: object) -> bool:
+def is_distributed(x: object) -> TypeGuard[DTensor]:
     """Whether this is a `DTensor`."""
     kind = dtensor_type()
     return kind is not None and isinstance(x, kind)
@@ -37,11 +40,10 @@ def local(x: Tensor) -> Tensor:
     if type(x) in _PLAIN:
         return x
     if is_distributed(x):
-        distributed: Any = x
-        if any(p.is_partial() for p in distributed.placements):
+        if any(p.is_partial() for p in x.placements):
             raise Unsupported("partial sums of a DTensor: its values need an all-reduce")
         with torch.no_grad():
-            x = distributed.to_local()
+            x = x.to_local()
     return waited_for(x)
 
 

@@ -17,15 +17,25 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sonde._torch_internals.placements import data_meshes, is_grad_recorded, sources
+from sonde._torch_internals.placements import (
+    DistributedSpec,
+    data_meshes,
+    is_grad_recorded,
+    sources,
+)
 from sonde.capture.torch.ranks.local import is_distributed
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.tensor import DTensor, Shard
 
 _MOST_OPERATIONS: Final = 4096
 _OWN_BATCH: Final = ("dp", "fsdp", "data", "batch", "repl", "ep", "expert", "cp", "context", "pp")
@@ -83,12 +93,11 @@ class RankLayout:
     def of_activation(self, x: Tensor) -> TensorPart | None:
         """The part of an input or output of a module; None if that cannot be told from it."""
         if is_distributed(x):
-            distributed: Any = x
-            ranks = _ranks(distributed.device_mesh)
-            at = distributed.device_mesh.get_coordinate()
+            ranks = _ranks(x.device_mesh)
+            at = x.device_mesh.get_coordinate()
             if at is None:
                 return OWN
-            kept = [i for i, p in enumerate(distributed.placements) if not p.is_replicate()]
+            kept = [i for i, p in enumerate(x.placements) if not p.is_replicate()]
             return _held_by(ranks, at, kept)._replace(shape=tuple(x.shape))
         group = self._group
         if group is None:
@@ -118,31 +127,31 @@ def _size_of(group: SharedBatch) -> int:
     return group.ranks.size
 
 
-def _ranks(mesh: Any) -> NDArray[np.int64]:  # torch.distributed.DeviceMesh
+def _ranks(mesh: DeviceMesh) -> NDArray[np.int64]:
     found: NDArray[np.int64] = mesh.mesh.cpu().numpy().astype(np.int64)
     return found
 
 
 def _line(ranks: NDArray[np.int64], at: Sequence[int], dim: int) -> Line:
-    index: list[Any] = list(at)
+    index: list[int | slice] = list(at)
     index[dim] = slice(None)
     return tuple(int(r) for r in ranks[tuple(index)])
 
 
-def _lines(mesh: Any) -> list[Line]:
+def _lines(mesh: DeviceMesh) -> list[Line]:
     at = mesh.get_coordinate()
     ranks = _ranks(mesh)
     return [] if at is None else [_line(ranks, at, i) for i in range(ranks.ndim)]
 
 
-def _sharded_lines(spec: Any) -> Iterator[Line]:  # DTensorSpec
+def _sharded_lines(spec: DistributedSpec) -> Iterator[Line]:
     lines = _lines(spec.mesh)
     for line, placement in zip(lines, spec.placements, strict=False):
         if not placement.is_replicate():
             yield line
 
 
-def _shared_batch(parameter: Any, data: set[Line]) -> SharedBatch | None:  # DTensor
+def _shared_batch(parameter: DTensor, data: set[Line]) -> SharedBatch | None:
     """The dimensions of a parameter's mesh whose ranks have the same batch."""
     mesh = parameter.device_mesh
     at = mesh.get_coordinate()
@@ -168,7 +177,7 @@ def _held_by(ranks: NDArray[np.int64], at: Sequence[int], kept: Sequence[int]) -
     return OWN if np.size(holders) <= 1 else TensorPart(int(np.min(holders)))
 
 
-def _part_of(x: Any) -> TensorPart:  # DTensor
+def _part_of(x: DTensor) -> TensorPart:
     """The part of a parameter by its place in the mesh."""
     mesh, at, shape = x.device_mesh, x.device_mesh.get_coordinate(), tuple(x.shape)
     if at is None:
@@ -176,12 +185,12 @@ def _part_of(x: Any) -> TensorPart:  # DTensor
     sharding = [(i, p) for i, p in enumerate(x.placements) if not p.is_replicate()]
     sizes = [mesh.size(i) for i, _ in sharding]
     part = int(np.ravel_multi_index([at[i] for i, _ in sharding], sizes)) if sizes else 0
-    places = [(p, n) for (_, p), n in zip(sharding, sizes, strict=True)]
+    places = [(cast("Shard", p), n) for (_, p), n in zip(sharding, sizes, strict=True)]
     held = tuple(x.to_local().shape) if sizes else shape
     return TensorPart(part, _filled_parts(shape, places), shape, held)
 
 
-def _filled_parts(shape: tuple[int, ...], places: Sequence[tuple[Any, int]]) -> int | None:
+def _filled_parts(shape: tuple[int, ...], places: Sequence[tuple[Shard, int]]) -> int | None:
     """How many parts have values; None if they are cut in a way that is not known."""
     if not all(type(p).__name__ in {"Shard", "_StridedShard"} for p, _ in places):
         return None
@@ -205,8 +214,10 @@ def _flat_shards(modules: Sequence[nn.Module]) -> Iterator[tuple[int, int]]:
         return
     for module in modules:  # outer ones first: the innermost wrapper has the last word
         if isinstance(module, kind):
-            wrapper: Any = module
+            wrapper: FullyShardedDataParallel = module
             if wrapper.sharding_strategy.name == "NO_SHARD":
                 continue
-            part = wrapper.process_group.rank()
+            group = wrapper.process_group
+            assert group is not None, "a wrapper that shards has ranks to shard over"
+            part = group.rank()
             yield from ((id(parameter), part) for parameter in wrapper.parameters())
