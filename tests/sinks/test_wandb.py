@@ -139,6 +139,27 @@ def test_a_logframe_is_an_artifact_of_the_run(trained, offline, tmp_path):
     assert [(a.name, a.type) for a in kept] == [(f"logframe-{active.id}", "tandv-logframe")]
 
 
+def test_the_report_of_a_run_is_shown_in_the_wandb_run(trained, offline):
+    active, finish = offline
+    recorded = trained([WandB()], steps=3)
+    active.log({"mine": 1.0})
+    before = active.step
+    report = sonde.integrations.wandb.log_report(recorded.path)
+    assert active.step == before
+    kept = Path(active.dir)
+    (row,) = (row for row in history(finish()) if "sonde/report" in row)
+    assert row["sonde/report"]["_type"] == "html-file"
+    text = (kept / row["sonde/report"]["path"]).read_text()
+    assert len(text.encode()) == report.size_bytes
+    assert 'data-sonde="' in text
+
+
+def test_a_report_needs_a_wandb_run(trained):
+    recorded = trained([], steps=1)
+    with pytest.raises(sonde.SondeError, match="There is no active W&B run"):
+        sonde.integrations.wandb.log_report(recorded.path)
+
+
 def test_rates_are_shares_of_values_that_are_not_zero():
     values = np.array([0.0, 0.0, 2.0**-18, 1.0, 2.0**-17, 2.0**16, 2.0**15, np.inf, 3.0, np.nan])
     found = numerics([("output", reference.sketch(values))], ["max_abs"])

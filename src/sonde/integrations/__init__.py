@@ -1,4 +1,4 @@
-"""Trainers: what watches a training that a library runs, one module per library.
+"""Trainers: what watches a training that a library runs, one module per library; and W&B reports.
 
 Each is loaded on first use: `sonde.integrations.lightning.SondeCallback`.
 """
@@ -7,7 +7,15 @@ from importlib import import_module
 from types import ModuleType
 from typing import Final
 
-_LIBRARIES: Final = ("accelerate", "fastai", "ignite", "keras", "lightning", "transformers")
+_LIBRARIES: Final = (
+    "accelerate",
+    "fastai",
+    "ignite",
+    "keras",
+    "lightning",
+    "transformers",
+    "wandb",
+)
 
 
 def __getattr__(name: str) -> ModuleType:
