@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from sonde._errors import SondeError
+from sonde._require import require
 from sonde.notebook.kernel_server import server_for
 from sonde.notebook.widget import widget_class
 from sonde.plot import accessor
@@ -108,6 +109,8 @@ def _picture(run: Run, name: str, options: dict[str, object]) -> bytes | None:
         figure = getattr(accessor.RunPlots(run), name)(**options)
         made = io.BytesIO()
         figure.savefig(made, format="png", dpi=_DPI, bbox_inches="tight")
+        # One that stays open is shown below the cell, too.
+        require("matplotlib.pyplot", extra="notebook").close(figure)
     except (ImportError, SondeError):
         return None
     return made.getvalue()
