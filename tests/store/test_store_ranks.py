@@ -1,5 +1,8 @@
 """Readers count every part of a tensor once, and say what ranks are missing or differ."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -209,3 +212,53 @@ def test_a_run_that_goes_on_with_more_ranks_has_the_old_steps_too(tmp_path):
             resume_from_step=1,
         )
     assert counts(sonde.open(tmp_path / "run")) == {0: 8, 1: 8}
+
+
+# -- other engines -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def laid_out(tmp_path):
+    """A run in the folder `my-run`: replicas, shards of which one is late, and activations."""
+    rng = np.random.default_rng(0)
+    for rank in range(4):
+        with Writer(tmp_path / "my-run", rank=rank, world_size=4, compact=False) as writer:
+            fill(writer, {0: X, 1: X + 1}, part=0, parts=1)
+            shards = dict.fromkeys(range(2 if rank < 3 else 1), X[2 * rank :][:2])
+            fill(writer, shards, site=GRAD, part=rank, parts=4, number=1)
+            fill(writer, {0: rng.normal(size=9)}, site=Site("fc", "output"), number=2)
+    return tmp_path
+
+
+def examples(language):
+    text = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
+    (found,) = [b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if language in b]
+    return found
+
+
+def expected(run):
+    rows = run.stats(stat=["count", "rms", "min", "max"], frame="arrow").to_pylist()
+    found = [tuple(r[c] for c in ("step", "name", "count", "rms", "min", "max")) for r in rows]
+    return sorted(found)
+
+
+def close(found, wanted):
+    assert [row[:3] for row in found] == [row[:3] for row in wanted]
+    assert np.allclose([row[3:] for row in found], [row[3:] for row in wanted], rtol=1e-12)
+
+
+def test_the_queries_for_duckdb_agree_with_the_run(laid_out, monkeypatch):
+    monkeypatch.chdir(laid_out)
+    names = {}
+    exec(examples("import duckdb"), names)
+    run = sonde.open("my-run")
+    close(names["stats"], expected(run))
+    bins = run.sql("select step, name, bin, count from bins order by all", frame="arrow")
+    assert names["bins"] == [tuple(row.values()) for row in bins.to_pylist()]
+
+
+def test_the_queries_for_polars_agree_with_the_run(laid_out, monkeypatch):
+    monkeypatch.chdir(laid_out)
+    names = {}
+    exec(examples("import polars"), names)
+    close(names["merged"].rows(), expected(sonde.open("my-run")))
