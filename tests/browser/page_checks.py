@@ -27,7 +27,8 @@ class Look:
     kind: str
 
     def go(self, place: str, more: str = "") -> None:
-        """Take the page to an address and wait until it is drawn."""
+        """Open the page anew at an address and wait until it is drawn."""
+        self.page.goto("about:blank")  # else it is still ready as it was
         self.page.goto(f"{self.base}#/{place}?run={self.id}{more}")
         ready(self.page)
 
