@@ -34,3 +34,13 @@ def test_the_judge_notices_what_it_is_for(base, tmp_path):
     judge = fuzz.Judge(tmp_path / "nothing")
     found = judge.ask({"seed": 0, "kind": "live", "n": 0, "forged": False})
     assert "crashes" in found["wrong"][0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "first"),
+    [("traces", 39), ("live_traces", 263), ("sites", 133)],
+    ids=["rows of no rank", "rows of no attempt", "a segment that hides rows of others"],
+)
+def test_what_a_long_campaign_found_once_is_not_found_again(base, kind, first):
+    found = fuzz.campaign(base, mutations=1, seed=77, kinds=(kind,), first=first)
+    assert found["failures"] == []

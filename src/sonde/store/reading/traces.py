@@ -192,6 +192,9 @@ def missing_files(run: Run) -> list[Damage]:
     found = []
     for row in rows.to_pylist():
         rank, attempt = row["rank"], row["attempt"]
+        if rank is None or attempt is None:  # which no writer leaves out
+            found.append(Damage("traces", "holds rows of no rank or attempt, with files"))
+            continue
         lost = reader.missing(rank, attempt, row["files"])
         if lost:
             folder = f"{FOLDER}/{rank_folder(rank)}"

@@ -95,8 +95,8 @@ def replaced_from(snapshot: Snapshot) -> dict[Attempt, int]:
     resumes: dict[Attempt, int | None] = {
         s.name.attempt: s.resume_from_step for table in snapshot.segments.values() for s in table
     }
-    for attempt, record in snapshot.attempts.items():
-        resumes.setdefault(attempt, record.resume_from_step)
+    # What an attempt says of itself counts more: one segment must not hide the rows of others.
+    resumes |= {attempt: record.resume_from_step for attempt, record in snapshot.attempts.items()}
     ends: dict[Attempt, int] = {}
     lowest: dict[int, int] = {}
     for attempt in sorted(resumes, reverse=True):
