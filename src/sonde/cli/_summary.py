@@ -188,7 +188,7 @@ def _kinds(sites: list[SiteSummary]) -> list[KindSummary]:
 
 
 def _kind(kind: str, group: list[SiteSummary]) -> KindSummary:
-    seen = [site for site in group if site["step"] is not None]
+    seen = [site for site in group if site["step"] is not None and _is_known(site)]
     rms = [site["rms"] for site in seen]
     smallest = min(seen, key=lambda site: site["rms"], default=None)
     largest = max(seen, key=lambda site: site["rms"], default=None)
@@ -206,6 +206,12 @@ def _kind(kind: str, group: list[SiteSummary]) -> KindSummary:
         "sparsity": statistics.fmean([site["sparsity"] for site in seen]) if seen else None,
         "non_finite": sum(bool(site["nans"] or site["infs"]) for site in group),
     }
+
+
+def _is_known(site: SiteSummary) -> bool:
+    """Whether its row holds numbers, which a damaged one may not."""
+    values: tuple[object, ...] = (site["rms"], site["max_abs"], site["sparsity"])
+    return all(value is not None for value in values)
 
 
 def _kind_place(kind: str) -> int:
