@@ -96,7 +96,9 @@ def replaced_from(snapshot: Snapshot) -> dict[Attempt, int]:
         s.name.attempt: s.resume_from_step for table in snapshot.segments.values() for s in table
     }
     # What an attempt says of itself counts more: one segment must not hide the rows of others.
-    resumes |= {attempt: record.resume_from_step for attempt, record in snapshot.attempts.items()}
+    for attempt, record in snapshot.attempts.items():
+        if record.resume_from_step is not None or attempt not in resumes:
+            resumes[attempt] = record.resume_from_step
     ends: dict[Attempt, int] = {}
     lowest: dict[int, int] = {}
     for attempt in sorted(resumes, reverse=True):
