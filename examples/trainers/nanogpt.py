@@ -72,13 +72,8 @@ if resume:
     model.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])
     iter_num = checkpoint["iter_num"]
-options = {
-    "name": "gpt",
-    "resume": resume,
-    "step": iter_num,
-    "phases": {"train": 5, "eval": 1},
-}  # +
-watch = sonde.watch(model, optimizer, **options)  # +
+options = {"name": "gpt", "resume": resume, "step": iter_num}  # +
+watch = sonde.watch(model, optimizer, phases={"train": 5, "eval": 1}, **options)  # +
 ctx = torch.autocast("cpu", dtype=torch.bfloat16)
 
 while iter_num < max_iters:

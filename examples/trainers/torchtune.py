@@ -54,9 +54,7 @@ class Recipe:
         self.model[-1].requires_grad_(False)
         trained = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=1e-2)
-        self.watch = sonde.watch(
-            self.model, self.optimizer, every=5, name="recipe", config=cfg
-        )  # +
+        self.watch = sonde.watch(self.model, self.optimizer, every=5, name="recipe")  # +
 
     def batches(self, epoch):
         n = self.cfg["max_steps_per_epoch"] * self.cfg["gradient_accumulation_steps"]

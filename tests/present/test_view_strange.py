@@ -48,7 +48,7 @@ def texts():
 
 def question(view, run, more=None):
     wanted = {f.name for f in fields(ROUTES[view].question)}
-    base = {"run": run, **REQUIRED} if ROUTES[view].of_run else {}
+    base = {"run": run, "other": run, **REQUIRED} if ROUTES[view].of_run else {}
     return {k: v for k, v in {**base, **(more or {})}.items() if k in wanted}
 
 
