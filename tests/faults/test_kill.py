@@ -184,6 +184,7 @@ def test_a_kill_of_one_rank_leaves_the_others_alone(start, tmp_path):
                 0: "crashed",
                 1: "live",
             }
+            assert run.info["ranks"]["crashed"] == [0]
         writer.sketches(made.batch(1, 2, rank=1))
     with open_run(path, frame="arrow") as run:
         assert run.status == "crashed"

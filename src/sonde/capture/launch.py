@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
+from sonde._errors import SondeError
+
 _LAUNCHERS: Final = (
     ("RANK", "WORLD_SIZE"),  # torchrun, accelerate, deepspeed
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # srun; a batch script without it has no step
@@ -46,8 +48,14 @@ class Launch:
 def launched(
     rank: int | None, world_size: int | None, environment: Mapping[str, str] = os.environ
 ) -> Launch:
-    """This process, as given or as its launcher says."""
+    """This process, as given or as its launcher says.
+
+    Raises:
+        SondeError: if there is no such rank.
+    """
     rank, world_size = rank_and_world(rank, world_size, environment)
+    if not 0 <= rank < world_size:
+        raise SondeError(f"`rank` must lie in 0..world_size-1, got {rank} of {world_size}.")
     restarts = max(_number(environment.get(name, "")) or 0 for name in _RESTARTS)
     job = _job(environment)
     known = f"{job}/{restarts}" if job and world_size > 1 else None

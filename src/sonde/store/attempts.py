@@ -178,10 +178,13 @@ def run_status(records: Mapping[Attempt, AttemptRecord]) -> Status:
 
 
 def last_of_ranks(records: Mapping[Attempt, AttemptRecord]) -> dict[int, AttemptRecord]:
-    """The last attempt of each rank. A run that was resumed with fewer ranks has that many."""
+    """The last attempt of each rank. A run that was resumed with fewer ranks has that many, and
+    those that still write: the lowest rank may have been started alone."""
     last = {a.rank: record for a, record in sorted(records.items())}
     world = world_size(last)
-    return last if world is None else {r: record for r, record in last.items() if r < world}
+    if world is None:
+        return last
+    return {r: record for r, record in last.items() if r < world or record.status() == "live"}
 
 
 def world_size(last: Mapping[int, AttemptRecord]) -> int | None:
