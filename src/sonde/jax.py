@@ -24,8 +24,8 @@ def watch(model: object, optimizer: object = None, **options: Any) -> Watch:
     """Record what happens inside a JAX model while it trains, into a run directory.
 
     Args:
-        model: A `flax.nnx.Module`, a `flax.linen.Module`, or a function over a pytree of
-            parameters.
+        model: A `flax.nnx.Module`, a `flax.linen.Module`, a function over a pytree of parameters,
+            or the pytree itself.
         optimizer: The `nnx.Optimizer` or optax optimizer that trains it, for the run's description.
             Gradients and updates of optax are recorded by `watch.optimizer(tx)`; those of
             `nnx.Optimizer` and `TrainState` without it.

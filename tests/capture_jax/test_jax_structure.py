@@ -5,7 +5,6 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import linen, nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -13,7 +12,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import sonde
 import sonde.jax
 from sonde.kernels import reference
-from sonde.sketch import Sketch
 
 
 def same(found, values):
@@ -229,32 +227,6 @@ def test_an_array_on_several_devices_can_be_recorded_by_name(tmp_path, memory):
         watch.record("x", x)
         watch.step()
     same(memory.at(0)["./attach/x"], np.arange(16.0))
-
-
-def test_trees_given_by_hand_are_recorded_as_tandv_has_it(tmp_path, memory):
-    """`intercept` around the update, `step` with what it returned: jitted or not."""
-    params = {"params": {"fc": {"kernel": jnp.ones((2, 3)), "bias": jnp.zeros(3)}}}
-    tx = optax.adam(1e-2)
-
-    def update(params, state, optimizer, x):
-        grads = jax.grad(lambda p: (x @ p["params"]["fc"]["kernel"]).sum())(params)
-        updates, state = optimizer.update(grads, state, params)
-        return optax.apply_updates(params, updates), state, grads
-
-    with sonde.jax.watch(update, dir=tmp_path, every=1, sinks=[memory], strict=True) as watch:
-        state = tx.init(params)
-        for _ in range(2):
-            params, state, grads = watch.intercept(update, params, state, tx, jnp.ones((4, 2)))
-            watch.step(params, state, grads, loss=1.0)
-    assert [s for s, phase in memory.steps if phase == "train"] == [0, 1]
-    assert set(memory.at(1)) == {
-        f"fc/{kind}/{name}{rest}"
-        for name in ("kernel", "bias")
-        for kind, rest in [("param", ""), ("param_grad", ""), ("optim", "/mu"), ("optim", "/nu")]
-    }
-    same(memory.at(1)["fc/param/kernel"], params["params"]["fc"]["kernel"])
-    assert memory.scalars[1, "train"]["loss"] == 1.0
-    assert isinstance(memory.at(1)["fc/optim/kernel/mu"], Sketch)
 
 
 def test_the_graph_has_calls_and_what_flows_between_them(tmp_path):

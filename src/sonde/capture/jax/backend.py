@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+import jax
+import numpy as np
+
 from sonde._errors import SondeError
-from sonde.capture.backend import Backend, Prepared
+from sonde.capture.backend import Backend, Prepared, described
 from sonde.capture.drain import Drain
 from sonde.capture.jax import modules
 from sonde.capture.jax.session import JaxSession
@@ -13,17 +16,22 @@ from sonde.capture.plan import Plan, Schedule
 
 
 class PlainFunction:
-    """A function over a pytree of parameters, in place of a model."""
+    """A function over a pytree of parameters in place of a model, or the parameters themselves."""
 
     def __init__(self, function: object) -> None:
-        if isinstance(function, type) or not callable(function):
-            what = f"the class {function.__name__}" if isinstance(function, type) else ""
+        is_function = callable(function) and not isinstance(function, type)
+        if not is_function and not _holds_arrays(function):
             raise SondeError(
-                "`model` must be a flax.nnx.Module, a flax.linen.Module or a function over a "
-                f"pytree of parameters, got {what or type(function).__name__}."
+                "`model` must be a flax.nnx.Module, a flax.linen.Module, a function over a pytree "
+                f"of parameters, or such a pytree, got {described(function)}."
             )
         self.function = function
-        self.name = str(getattr(function, "__name__", type(function).__name__))
+        named = getattr(function, "__name__", type(function).__name__)
+        self.name = str(named) if is_function else "parameters"
+
+
+def _holds_arrays(tree: object) -> bool:
+    return any(isinstance(x, jax.Array | np.ndarray) for x in jax.tree_util.tree_leaves(tree))
 
 
 class JaxBackend:

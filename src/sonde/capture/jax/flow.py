@@ -14,7 +14,7 @@ from typing import Final
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from sonde.capture.jax.harvest import jaxprs_in, opened, stacks_in
+from sonde.capture.jax.jaxprs import jaxprs_in, opened, stacks_in
 from sonde.capture.jax.taps import Call, JaxTap, cotap_p, tap_p
 from sonde.graph.model import node_id
 from sonde.record import CallPort, GraphEdge, GraphModule, GraphNode, GraphPart

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, Protocol
 
 import jax
@@ -22,7 +23,8 @@ from jax.tree_util import PyTreeDef
 
 from sonde._signals import pass_on
 from sonde.capture.jax import modules, optimizers
-from sonde.capture.jax.harvest import Cut, Group, Harvest
+from sonde.capture.jax.groups import Cut, Group, Loop
+from sonde.capture.jax.harvest import Harvest, stack_of
 from sonde.capture.jax.rows import Layout
 from sonde.capture.jax.sites import sites_of
 from sonde.capture.jax.taps import JaxTap, Tracing, during
@@ -67,6 +69,9 @@ class Owner(Protocol):
 
     def see_graph(self, closed: ClosedJaxpr) -> None:
         """Take the graph of the model from a traced function."""
+
+    def see_stacks(self, stacks: Mapping[str, int]) -> None:
+        """Take note of modules whose parameters are stacked, with how many layers each has."""
 
     def unrecorded(self, function: object, error: Exception) -> None:
         """The function cannot be traced for recording, and runs without it."""
@@ -125,9 +130,14 @@ def _of_nnx(
 
 
 def sketched(
-    seen: Sequence[tuple[JaxTap, Array]], skip: Callable[[str, str], None]
+    seen: Sequence[tuple[JaxTap, Array]],
+    skip: Callable[[str, str], None],
+    stacks: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[Layout, Array]:
-    """The rows of arrays outside functions, and where they belong. Waits for nothing."""
+    """The rows of arrays outside functions, and where they belong. Waits for nothing.
+
+    Parameters of the modules in `stacks` are stacked for that many layers, and come apart.
+    """
     readable = []
     for tap, x in seen:
         try:
@@ -135,22 +145,33 @@ def sketched(
         except kernels.Unreadable as reason:
             skip(f"{tap.path or '.'}/{tap.kind}/{tap.slot}", str(reason))
         else:
-            readable.append((tap, x))
-    arrays = [x for _, x in readable]
+            readable.append((tap, x, stack_of(tap, x, stacks)))
+    arrays = [x for _, x, _ in readable]
     kernel = kernels.kernel_for(_platform_of(arrays))
-    rows = _sketcher(kernel, _mesh_of(arrays))(*arrays)
-    cuts = tuple(Cut(t, x.dtype.name, tuple(x.shape)) for t, x in readable)
-    return Layout(sites_of([Group(cuts, rows)]), len(cuts)), rows
+    parts = tuple(1 if stack is None else stack[1] for _, _, stack in readable)
+    rows = _sketcher(kernel, _mesh_of(arrays), parts)(*arrays)
+    groups = []
+    for tap, x, stack in readable:
+        shape = x.shape if stack is None else x.shape[1:]
+        loops = () if stack is None else (Loop(stack[1], path=stack[0]),)
+        groups.append(Group((Cut(tap, x.dtype.name, tuple(shape)),), rows, loops))
+    return Layout(sites_of(groups), sum(parts)), rows
 
 
 @functools.cache
-def _sketcher(kernel: kernels.Kernel, mesh: Mesh | None) -> Callable[..., Array]:
+def _sketcher(
+    kernel: kernels.Kernel, mesh: Mesh | None, parts: tuple[int, ...]
+) -> Callable[..., Array]:
     harvest = Harvest(lambda _tap: True, kernel, mesh)
     anything = JaxTap("attach", "", "0")
-    sketch: Callable[..., Array] = jax.jit(
-        lambda *arrays: harvest.rows_of(harvest.sketch([(anything, x) for x in arrays]))
-    )
-    return sketch
+
+    def sketch(*arrays: Array) -> Array:
+        pairs = zip(arrays, parts, strict=True)
+        pieces = [p for x, n in pairs for p in ([x] if n == 1 else list(x))]
+        return harvest.rows_of(harvest.sketch([(anything, p) for p in pieces]))
+
+    jitted: Callable[..., Array] = jax.jit(sketch)
+    return jitted
 
 
 class _Recorded:
@@ -283,6 +304,7 @@ def _compile(function: Callable[..., object], split: _Split, owner: Owner) -> _V
         run.lower(*split.arrays).compile()
     types = {path: type(m).__name__ for path, m in tracing.modules.items()}
     layout = Layout(sites_of(box), sum(g.n_rows for g in box))
+    owner.see_stacks(harvest.stacks)
     return _Version(run, jax.tree_util.tree_structure(shape), layout, types)
 
 

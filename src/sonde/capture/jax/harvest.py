@@ -8,71 +8,34 @@ more, so functions with rules of their own are walked as what they compute.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
-from jax.sharding import Mesh, Sharding
+from jax.sharding import Mesh
 
-from sonde.capture.jax.taps import Call, JaxTap, cotap_p, tap_p
+from sonde.capture.jax.groups import Cut, Group, Loop
+from sonde.capture.jax.jaxprs import (
+    bind,
+    constrained,
+    jaxprs_in,
+    opened,
+    scanned,
+    stacks_in,
+    taps_in,
+    without_names,
+)
+from sonde.capture.jax.taps import JaxTap, cotap_p, tap_p
 from sonde.kernels import jax as kernels
-from sonde.kernels import xla
 from sonde.record import PARAMETER_KINDS
-
-if TYPE_CHECKING:
-    from jax.extend.core import DebugInfo
-
-MOST_TURNS: Final = 256
-"""Turns of a loop that are told apart where no parameter says whether they are layers."""
 
 _TOGETHER: Final = 512
 """Arrays that one call of the kernel takes at most."""
-
-
-@dataclass(eq=False)
-class Loop:
-    """A `scan`: how many turns it has, and the calls that happen in each. Or, with a `path`, a
-    module whose parameters are stacked for one."""
-
-    length: int
-    calls: frozenset[Call] = frozenset()
-    path: str | None = None
-
-    def runs_over_layers(self, call: Call) -> bool:
-        """Whether the model keeps parameters of the call's module for each turn."""
-        if call.size and call.whole:
-            return call.whole == self.length * call.size and self.length > 1
-        return self.length <= MOST_TURNS
-
-
-@dataclass(frozen=True)
-class Cut:
-    """An array that was tapped, as it was in the function."""
-
-    tap: JaxTap
-    dtype: str
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Group:
-    """Arrays that were sketched together: their rows, of shape (*loops, devices, cuts, ROW)."""
-
-    cuts: tuple[Cut, ...]
-    rows: Array
-    loops: tuple[Loop, ...] = ()
-
-    @property
-    def n_rows(self) -> int:
-        """Rows per device."""
-        return math.prod(loop.length for loop in self.loops) * len(self.cuts)
-
 
 _Walked = tuple[Sequence[Array], list[Group]]
 """The outputs of an equation, and what was harvested inside it."""
@@ -86,7 +49,7 @@ class Harvest:
     kernel: kernels.Kernel
     mesh: Mesh | None = None
     skip: Callable[[str, str], None] = lambda _where, _reason: None
-    _stacks: dict[str, int] = field(default_factory=dict)
+    stacks: dict[str, int] = field(default_factory=dict)
     _tapped: dict[int, tuple[Jaxpr, bool]] = field(default_factory=dict)
 
     @property
@@ -98,7 +61,7 @@ class Harvest:
     ) -> tuple[list[Array], list[Group]]:
         """The function's outputs, and what was harvested."""
         jaxpr, consts = opened(closed)
-        self._stacks = dict(stacks_in(jaxpr))
+        self.stacks = dict(stacks_in(jaxpr))
         return self._walk(jaxpr, consts, args, is_again=False)
 
     def rows_of(self, groups: Sequence[Group]) -> Array:
@@ -156,13 +119,13 @@ class Harvest:
     def _step(self, eqn: JaxprEqn, inputs: list[Array], *, is_again: bool) -> _Walked:
         inner = [j for j in jaxprs_in(eqn.params) if self.has_taps(j)]
         if not inner:
-            return _bind(eqn, inputs), []
+            return bind(eqn, inputs), []
         walk = _WALKS.get(eqn.primitive.name)
         if walk is None:
             for tap in {t for j in inner for t in taps_in(j)}:
                 if self.wants(tap):
                     self.skip(tap.path or ".", f"inside `{eqn.primitive.name}`")
-            return _bind(eqn, inputs), []
+            return bind(eqn, inputs), []
         outputs, groups = walk(self, eqn, inputs, is_again)
         return outputs, groups
 
@@ -178,22 +141,12 @@ class Harvest:
                 readable.append((tap, x))
         by_stack: dict[tuple[str, int] | None, list[tuple[JaxTap, Array]]] = {}
         for tap, x in readable:
-            by_stack.setdefault(self._stack_of(tap, x), []).append((tap, x))
+            by_stack.setdefault(stack_of(tap, x, self.stacks), []).append((tap, x))
         return [
             self._together(stack, some[first : first + _TOGETHER])
             for stack, some in by_stack.items()
             for first in range(0, len(some), _TOGETHER)
         ]
-
-    def _stack_of(self, tap: JaxTap, x: Array) -> tuple[str, int] | None:
-        """The module whose layers a parameter is stacked for, and how many there are."""
-        if tap.kind not in PARAMETER_KINDS:
-            return None
-        for path, n in self._stacks.items():
-            is_inside = tap.path == path or tap.path.startswith(f"{path}.") or not path
-            if is_inside and x.ndim and x.shape[0] == n:
-                return path, n
-        return None
 
     def _together(self, stack: tuple[str, int] | None, some: list[tuple[JaxTap, Array]]) -> Group:
         """One call of the kernel; one for each array where they are spread over devices."""
@@ -217,9 +170,9 @@ class Harvest:
 
     def walk_jit(self, eqn: JaxprEqn, inputs: list[Array], is_again: bool) -> _Walked:
         jaxpr, consts = opened(eqn.params["jaxpr"])
-        inputs = _constrained(inputs, eqn.params.get("in_shardings", ()))
+        inputs = constrained(inputs, eqn.params.get("in_shardings", ()))
         outputs, groups = self._walk(jaxpr, consts, inputs, is_again=is_again)
-        return _constrained(outputs, eqn.params.get("out_shardings", ())), groups
+        return constrained(outputs, eqn.params.get("out_shardings", ())), groups
 
     def walk_call(self, eqn: JaxprEqn, inputs: list[Array], is_again: bool) -> _Walked:
         jaxpr, consts = opened(eqn.params["call_jaxpr"])
@@ -238,7 +191,7 @@ class Harvest:
 
         inner, consts = opened(jax.make_jaxpr(body)(*inputs))
         own = inner.replace(
-            constvars=[], invars=[*inner.constvars, *inner.invars], debug_info=_without_names(inner)
+            constvars=[], invars=[*inner.constvars, *inner.invars], debug_info=without_names(inner)
         )
         results = eqn.primitive.bind(*consts, *inputs, **(eqn.params | {"jaxpr": own}))
         n = len(results) - len(box)
@@ -248,7 +201,7 @@ class Harvest:
     def walk_scan(self, eqn: JaxprEqn, inputs: list[Array], is_again: bool) -> _Walked:
         p = eqn.params
         jaxpr, closed_over = opened(p["jaxpr"])
-        consts, init, xs = _scanned(p, inputs)
+        consts, init, xs = scanned(p, inputs)
         n_carry = len(init)
         box: list[Group] = []
 
@@ -291,7 +244,7 @@ class Harvest:
         def branch(i: int, closed: ClosedJaxpr, *args: Array) -> object:
             outputs, own = evaluate(closed, *args)
             rows = [
-                [g.rows for g in own] if k == i else [_empty(g.rows.shape) for g in groups]
+                [g.rows for g in own] if k == i else [g.empty() for g in groups]
                 for k, groups in enumerate(found)
             ]
             return outputs, rows
@@ -322,77 +275,12 @@ _WALKS: Final[dict[str, _Walk]] = {
 """How each primitive that holds functions is walked. Taps inside any other are skipped."""
 
 
-def stacks_in(jaxpr: Jaxpr) -> Iterator[tuple[str, int]]:
-    """Modules whose layers a `scan` runs over, with how many they are."""
-    for eqn in jaxpr.eqns:
-        inner = list(jaxprs_in(eqn.params))
-        if eqn.primitive.name == "scan":
-            calls = {t.call for j in inner for t in taps_in(j) if t.call is not None}
-            loop = Loop(eqn.params["length"])
-            for call in calls:
-                if call.parent not in calls and call.size and loop.runs_over_layers(call):
-                    yield call.path, loop.length
-        for j in inner:
-            yield from stacks_in(j)
-
-
-def taps_in(jaxpr: Jaxpr) -> Iterator[JaxTap]:
-    """The taps of a function and of those inside it."""
-    for eqn in jaxpr.eqns:
-        if eqn.primitive is tap_p:
-            yield eqn.params["tap"]
-        else:
-            for inner in jaxprs_in(eqn.params):
-                yield from taps_in(inner)
-
-
-def jaxprs_in(params: Mapping[str, object]) -> Iterator[Jaxpr]:
-    """The functions among the parameters of an equation."""
-    for value in params.values():
-        for item in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(item, ClosedJaxpr):
-                yield item.jaxpr
-            elif isinstance(item, Jaxpr):
-                yield item
-
-
-def opened(jaxpr: ClosedJaxpr | Jaxpr) -> tuple[Jaxpr, Sequence[Array]]:
-    """A function and what it closes over, whichever of the two kinds it is."""
-    return (jaxpr.jaxpr, jaxpr.consts) if isinstance(jaxpr, ClosedJaxpr) else (jaxpr, ())
-
-
-def _scanned(
-    params: Mapping[str, Any], inputs: list[Array]
-) -> tuple[list[Array], list[Array], list[Array]]:
-    """The inputs of a `scan`: what it closes over, what it carries, what it runs over."""
-    if "ft_in" in params:  # from JAX 0.11 on
-        consts, init, xs = map(list, params["ft_in"].update(inputs).unpack())
-        return consts, init, xs
-    n, m = params["num_consts"], params["num_consts"] + params["num_carry"]
-    return inputs[:n], inputs[n:m], inputs[m:]
-
-
-def _bind(eqn: JaxprEqn, inputs: list[Array]) -> Sequence[Array]:
-    bound = eqn.primitive.get_bind_params(eqn.params)
-    functions, params = bound if isinstance(bound, tuple) else ((), bound)  # as older ones return
-    outputs = eqn.primitive.bind(*functions, *inputs, **params)
-    return outputs if eqn.primitive.multiple_results else [outputs]
-
-
-def _constrained(values: Sequence[Array], shardings: Sequence[object]) -> list[Array]:
-    """The values with the shardings that were asked for, where any was."""
-    if not shardings:
-        return list(values)
-    return [
-        lax.with_sharding_constraint(x, s) if isinstance(s, Sharding) else x
-        for x, s in zip(values, shardings, strict=True)
-    ]
-
-
-def _empty(shape: tuple[int, ...]) -> Array:
-    return jnp.broadcast_to(xla.empty_rows(1)[0], shape)
-
-
-def _without_names(jaxpr: Jaxpr) -> DebugInfo:
-    """The notes of a function whose arguments have no names any more."""
-    return jaxpr.debug_info._replace(arg_names=None, result_paths=None)
+def stack_of(tap: JaxTap, x: Array, stacks: Mapping[str, int]) -> tuple[str, int] | None:
+    """The module whose layers a parameter is stacked for, and how many there are."""
+    if tap.kind not in PARAMETER_KINDS:
+        return None
+    for path, n in stacks.items():
+        is_inside = tap.path == path or tap.path.startswith(f"{path}.") or not path
+        if is_inside and x.ndim and x.shape[0] == n:
+            return path, n
+    return None

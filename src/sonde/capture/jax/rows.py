@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from jax import Array
@@ -16,7 +17,10 @@ from sonde.capture.window import Window
 from sonde.kernels import c
 from sonde.kernels import jax as kernels
 from sonde.kernels.layout import Table, unpack
-from sonde.record import SiteInfo, Sketches
+from sonde.record import Site, SiteInfo, Sketches
+
+_Touched = list[tuple[int, list[int]]]
+"""Sites by number, each with its rows."""
 
 
 class FetchedRows:
@@ -50,50 +54,79 @@ class Layout:
 
     harvested: Sequence[Harvested]
     n_rows: int
-    touched: dict[int, list[tuple[int, list[int]]]] = field(default_factory=dict)
+    touched: dict[tuple[int, Collection[Site]], _Touched] = field(default_factory=dict)
+
+
+class _Held(NamedTuple):
+    """Rows that wait for their step to end."""
+
+    layout: Layout
+    fetched: FetchedRows
+    phase: str
+    types: Mapping[str, str]
+    is_given: bool
 
 
 class DeviceRows(ArrayRows):
-    """Takes arrays of numpy's as they are, and rows that functions return."""
+    """Takes arrays of numpy's as they are, and rows that functions return.
+
+    Rows are held until their step ends: what a user gives by hand stands in place of what a
+    function showed at the same site.
+    """
 
     def __init__(self, drain: Drain) -> None:
         super().__init__(drain)
-        self._open: dict[str, None] = {}
+        self._held: list[_Held] = []
 
     @property
     def phases(self) -> list[str]:
-        return list(dict.fromkeys([*super().phases, *self._open]))
+        return list(dict.fromkeys([*super().phases, *(held.phase for held in self._held)]))
 
     @property
     def has_room(self) -> bool:
         return self._drain.has_room
 
     def put(
-        self, layout: Layout, rows: Array, phase: str, step: int, types: Mapping[str, str]
+        self,
+        layout: Layout,
+        rows: Array,
+        phase: str,
+        types: Mapping[str, str],
+        *,
+        is_given: bool = False,
     ) -> None:
-        """Hand the rows of a function to the drain, without waiting for them."""
+        """Take the rows of a function, without waiting for them."""
         fetched = FetchedRows(rows)
-        n = fetched.n_devices
-        if not n:
-            return
-        touched = layout.touched.get(n)
-        if touched is None:
-            touched = layout.touched[n] = [
-                (self._declare(h, types), [d * layout.n_rows + r for d in range(n) for r in h.rows])
-                for h in layout.harvested
-            ]
-        self._open[phase] = None
-        if touched:
-            window = Window(touched={phase: touched})
-            self._drain.put(WindowRows({phase: step}, fetched, window, self._new))
-            self._new = []
+        if fetched.n_devices:
+            self._held.append(_Held(layout, fetched, phase, types, is_given))
 
     def hand_over(self, steps: dict[str, int]) -> bool:
         has_room = self._drain.has_room
+        ended = [held for held in self._held if held.phase in steps]
+        self._held = [held for held in self._held if held.phase not in steps]
+        if has_room:
+            for held in ended:
+                given = () if held.is_given else _given(ended, held.phase)
+                self._send(held, steps[held.phase], given)
         super().hand_over(steps)  # ends those phases, also where it holds nothing of them
-        for phase in steps:
-            self._open.pop(phase, None)
         return has_room
+
+    def _send(self, held: _Held, step: int, given: Collection[Site]) -> None:
+        layout, n = held.layout, held.fetched.n_devices
+        touched = layout.touched.get((n, given))
+        if touched is None:
+            touched = layout.touched[n, given] = [
+                (
+                    self._declare(h, held.types),
+                    [d * layout.n_rows + r for d in range(n) for r in h.rows],
+                )
+                for h in layout.harvested
+                if h.site not in given
+            ]
+        if touched:
+            window = Window(touched={held.phase: touched})
+            self._drain.put(WindowRows({held.phase: step}, held.fetched, window, self._new))
+            self._new = []
 
     def _declare(self, harvested: Harvested, types: Mapping[str, str]) -> int:
         cut = harvested.cut
@@ -112,3 +145,9 @@ class DeviceRows(ArrayRows):
                 )
             )
         return self._ids[key]
+
+
+def _given(held: Sequence[_Held], phase: str) -> Collection[Site]:
+    """The sites of a phase that were given by hand."""
+    layouts = [h.layout for h in held if h.is_given and h.phase == phase]
+    return frozenset(h.site for layout in layouts for h in layout.harvested) if layouts else ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import ParamSpec, TypeVar, cast
 
 import jax
@@ -40,6 +40,7 @@ class JaxSession(ArraySession):
         self.model = model
         self._drain = drain
         self._rows: DeviceRows = DeviceRows(drain)
+        self._stacks: dict[str, int] = {}
         self._functions: dict[Hashable, tuple[object, Callable[..., object]]] = {}
 
     # -- for users -----------------------------------------------------------------------------
@@ -126,7 +127,7 @@ class JaxSession(ArraySession):
         began = time.perf_counter_ns()
         try:
             with self._lock:
-                self._rows.put(layout, rows, phase, self._phases.step_of(phase), types)
+                self._rows.put(layout, rows, phase, types)
         except Exception as error:
             self.troubles.failed("rows", error)
         self._spent_ns += time.perf_counter_ns() - began
@@ -138,6 +139,9 @@ class JaxSession(ArraySession):
                 self._drain.put(part)
         except Exception as error:
             self.troubles.failed("graph", error)
+
+    def see_stacks(self, stacks: Mapping[str, int]) -> None:
+        self._stacks.update(stacks)
 
     def unrecorded(self, function: object, error: Exception) -> None:
         name = getattr(function, "__name__", type(function).__name__)
@@ -199,10 +203,16 @@ class JaxSession(ArraySession):
         pure = [nnx.to_pure_dict(t) if isinstance(t, nnx.State) else t for t in (params, grads)]
         tracing = Tracing(self.plan.kinds)
         seen = optimizers.see_trees(tracing, pure[0], state, pure[1])
-        self._sketch_now([(t, x) for t, x in seen if self.wants(t)], phase, refuse)
+        wanted = [(t, x) for t, x in seen if self.wants(t)]
+        self._sketch_now(wanted, phase, refuse, is_given=True)
 
     def _sketch_now(
-        self, seen: Sequence[tuple[JaxTap, Array]], phase: str, refuse: Callable[[str], None]
+        self,
+        seen: Sequence[tuple[JaxTap, Array]],
+        phase: str,
+        refuse: Callable[[str], None],
+        *,
+        is_given: bool = False,
     ) -> None:
         """Sketch arrays outside functions, without waiting for them."""
         alive = [(t, x) for t, x in seen if not x.is_deleted()]
@@ -219,8 +229,9 @@ class JaxSession(ArraySession):
             )
             return
         if alive:
-            layout, rows = sketched(alive, self.skip)
-            self.take_rows(layout, rows, phase, {})
+            layout, rows = sketched(alive, self.skip, self._stacks)
+            with self._lock:
+                self._rows.put(layout, rows, phase, {}, is_given=is_given)
 
 
 def _check_function(function: object) -> None:

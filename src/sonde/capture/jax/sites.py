@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sonde.capture.jax.harvest import MOST_TURNS, Cut, Group, Loop
+from sonde.capture.jax.groups import MOST_TURNS, Cut, Group, Loop
 from sonde.capture.jax.taps import Call, JaxTap
 from sonde.record import Kind, Site
 
