@@ -83,14 +83,108 @@ def test_only_the_branch_that_was_taken_has_values(watched, flag):
     assert found["./attach/else"].count == (0 if flag else 3)
 
 
-def test_taps_inside_a_while_loop_are_skipped_and_counted(watched, memory):
+def test_all_turns_of_a_while_loop_are_one_site(watched, memory):
     def count(x):
         return jax.lax.while_loop(lambda x: x.sum() < 10, lambda x: sonde.jax.attach(x + 1, "h"), x)
 
     result, found = watched(jax.jit(count), jnp.zeros(2))
     assert result.tolist() == [5.0, 5.0]
+    turns = np.repeat(np.arange(1.0, 6.0, dtype=np.float32), 2)
+    same(found["./attach/h"], turns)
+    expected = reference.sketch(turns)
+    assert (found["./attach/h"].sum_sq, found["./attach/h"].zeros) == (expected.sum_sq, 0)
+    assert memory.events == []
+
+
+def test_a_loop_that_makes_no_turn_leaves_nothing(watched):
+    def count(x):
+        return jax.lax.while_loop(lambda x: x.sum() < 0, lambda x: sonde.jax.attach(x + 1, "h"), x)
+
+    _, found = watched(jax.jit(count), jnp.zeros(2))
+    assert all(sketch.count == 0 for sketch in found.values())
+
+
+def test_a_loop_of_fixed_length_inside_a_while_loop_keeps_its_turns(watched):
+    def count(x):
+        def turn(i, x):
+            return sonde.jax.attach(x + 1, "h")
+
+        return jax.lax.while_loop(
+            lambda x: x.sum() < 4, lambda x: jax.lax.fori_loop(0, 2, turn, x), x
+        )
+
+    _, found = watched(jax.jit(jax.jit(count)), jnp.zeros(()))
+    same(found["./attach/h.0"], np.float32([1, 3]))
+    same(found["./attach/h.1"], np.float32([2, 4]))
+
+
+def test_each_device_of_a_shard_map_counts_what_it_has(watched):
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("data", "model"))
+
+    @partial(
+        jax.shard_map,
+        mesh=mesh,
+        in_specs=(PartitionSpec("data"), PartitionSpec(None, "model")),
+        out_specs=PartitionSpec("data", "model"),
+    )
+    def product(x, w):
+        attach = sonde.jax.attach
+        return attach(attach(x, "x") @ attach(w, "w"), "y")
+
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    w = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
+    y, found = watched(jax.jit(product), jnp.asarray(x), jnp.asarray(w))
+    np.testing.assert_allclose(y, x @ w, rtol=1e-5)
+    same(found["./attach/x"], x)
+    same(found["./attach/w"], w)
+    same(found["./attach/y"], y)
+
+
+def test_gradients_inside_a_shard_map_are_those_of_the_whole(watched):
+    mesh = Mesh(np.array(jax.devices()[:8]), ("data",))
+
+    @partial(
+        jax.shard_map,
+        mesh=mesh,
+        in_specs=(PartitionSpec(), PartitionSpec("data")),
+        out_specs=PartitionSpec(),
+    )
+    def loss(w, x):
+        return jax.lax.psum((sonde.jax.attach(x * w, "y") ** 2).sum(), "data")
+
+    x = np.arange(16.0, dtype=np.float32)
+    w = jnp.float32(3.0)
+    grad, found = watched(jax.jit(jax.grad(loss)), w, jnp.asarray(x))
+    assert float(grad) == pytest.approx(float(2 * 3 * (x**2).sum()))
+    same(found["./attach/y"], 3 * x)
+    same(found["./attach_grad/y"], 6 * x)
+
+
+def test_a_step_of_pmap_is_recorded(watched):
+    def step(x):
+        y = sonde.jax.attach(x * 2, "y")
+        return jax.lax.psum(y, "i")
+
+    x = np.arange(16.0, dtype=np.float32).reshape(8, 2)
+    result, found = watched(jax.pmap(step, axis_name="i"), x)
+    np.testing.assert_array_equal(result, np.broadcast_to((2 * x).sum(0), (8, 2)))
+    same(found["./attach/y"], 2 * x)
+
+
+def test_a_shard_map_over_some_devices_is_left_out_with_a_reason(watched, memory):
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("data", "model"))
+    spec = PartitionSpec("data")
+
+    @partial(jax.shard_map, mesh=mesh, in_specs=spec, out_specs=spec, axis_names={"data"})
+    def double(x):
+        return sonde.jax.attach(x * 2, "y")
+
+    result, found = watched(jax.jit(double), jnp.arange(8.0))
+    assert result.tolist() == [2 * i for i in range(8)]
     assert found == {}
-    assert memory.counted("skipped") == {(".", "inside `while`"): 1}
+    ((where, text),) = memory.counted("skipped")
+    assert where == "shard_map"
+    assert "Use all axes of the mesh" in text
 
 
 def test_a_function_that_is_called_twice_has_two_calls(watched):

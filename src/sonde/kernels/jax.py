@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Collection, Sequence
+from functools import cache, partial, reduce
 from typing import Final, Literal
 
 import jax
@@ -173,6 +173,15 @@ def sketch_shards(x: Array, *, kernel: Kernel, mesh: Mesh) -> Array:
     apart = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     kept: Array = jax.lax.with_sharding_constraint(rows, apart)
     return kept
+
+
+def once(rows: Array, copies: Collection[str]) -> Array:
+    """The rows of a device inside `shard_map`; empty where it has a copy along these axes of what
+    another device has."""
+    if not copies:
+        return rows
+    is_first = reduce(jnp.logical_and, [jax.lax.axis_index(a) == 0 for a in sorted(copies)])
+    return jnp.where(is_first, rows, xla.empty_rows(1)[0])
 
 
 @cache

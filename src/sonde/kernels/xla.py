@@ -35,6 +35,23 @@ def empty_rows(n: int) -> Array:
     return jnp.where(is_positive, positive, jnp.where(word == 23, negative, jnp.uint32(0)))
 
 
+def merged(a: Array, b: Array) -> Array:
+    """Rows of what the arrays behind two of them hold together. The last dimension is a row's."""
+    with jax.enable_x64(True):
+        whole = [
+            lax.bitcast_convert_type(x.reshape(*x.shape[:-1], WORDS, 2), jnp.int64) for x in (a, b)
+        ]
+        real = [lax.bitcast_convert_type(x, jnp.float64) for x in whole]
+        word = lax.broadcasted_iota(jnp.int32, whole[0].shape, whole[0].ndim - 1)
+        sums = lax.bitcast_convert_type(real[0] + real[1], jnp.int64)
+        least = lax.bitcast_convert_type(jnp.minimum(*real), jnp.int64)
+        most = lax.bitcast_convert_type(jnp.maximum(*real), jnp.int64)
+        joined = jnp.where((word == 10) | (word == 12), least, whole[0] + whole[1])
+        joined = jnp.where(word == 11, most, joined)
+        joined = jnp.where((word >= 6) & (word < 10), sums, joined)
+        return lax.bitcast_convert_type(joined, jnp.uint32).reshape(a.shape)
+
+
 def modulus(x: Array) -> Array:
     """Moduli of complex numbers in float64: two parts that float32 holds may have one that it does
     not."""

@@ -23,12 +23,15 @@ from jax.tree_util import PyTreeDef
 
 from sonde._signals import pass_on
 from sonde.capture.jax import modules, optimizers
-from sonde.capture.jax.groups import Cut, Group, Loop
+from sonde.capture.jax.groups import Cut, Group, Loop, MetricGroup
 from sonde.capture.jax.harvest import Harvest, stack_of
+from sonde.capture.jax.jaxprs import mesh_in
+from sonde.capture.jax.measures import Measure, Measures, measured
 from sonde.capture.jax.rows import Layout
 from sonde.capture.jax.sites import sites_of
 from sonde.capture.jax.taps import JaxTap, Tracing, during
 from sonde.kernels import jax as kernels
+from sonde.metrics.model import Metric
 from sonde.record import Kind
 
 _CONTEXT: Final = jax.make_user_context(default_value=None)
@@ -65,7 +68,22 @@ class Owner(Protocol):
 
     def skip(self, where: str, reason: str) -> None: ...
 
+    @property
+    def due_metrics(self) -> Sequence[Metric]:
+        """The metrics to evaluate in this step."""
+        ...
+
+    @property
+    def wants_scalars(self) -> bool:
+        """Whether numbers of the optimizer are recorded."""
+        ...
+
+    def fail(self, where: str, error: Exception) -> None:
+        """Something of a metric failed."""
+
     def take_rows(self, layout: Layout, rows: Array, phase: str, types: dict[str, str]) -> None: ...
+
+    def take_numbers(self, measures: Sequence[Measure], numbers: Array, phase: str) -> None: ...
 
     def see_graph(self, closed: ClosedJaxpr) -> None:
         """Take the graph of the model from a traced function."""
@@ -81,9 +99,10 @@ class Owner(Protocol):
 class _Version:
     """A function compiled for recording, for arguments of one signature."""
 
-    run: Callable[..., tuple[list[Array], Array]]
+    run: Callable[..., tuple[list[Array], Array, Array]]
     tree: PyTreeDef
     layout: Layout
+    measures: Sequence[Measure]
     types: dict[str, str]
 
 
@@ -195,10 +214,11 @@ class _Recorded:
             return self._alone(error, args, kwargs)
         try:
             with _CONTEXT(id(self._owner)):
-                outputs, rows = version.run(*split.arrays)
+                outputs, rows, numbers = version.run(*split.arrays)
         except jax.errors.UnexpectedTracerError as error:  # before anything has run
             return self._alone(error, args, kwargs)
         self._owner.take_rows(version.layout, rows, phase, version.types)
+        self._owner.take_numbers(version.measures, numbers, phase)
         return jax.tree_util.tree_unflatten(version.tree, outputs)
 
     def _alone(self, error: Exception, args: _Args, kwargs: _Kwargs) -> object:
@@ -209,14 +229,17 @@ class _Recorded:
         return self._function(*args, **kwargs)
 
     def _version(self, split: _Split) -> _Version:
-        version = self._versions.get(split.key)
+        metrics = self._owner.due_metrics
+        key = (split.key, *map(id, metrics))
+        version = self._versions.get(key)
         if version is None:
             if len(self._versions) >= _MOST_VERSIONS:
                 raise TypeError(
                     f"it was called with {_MOST_VERSIONS} different shapes or values of arguments "
                     "that are not arrays. Pass arrays of few shapes"
                 )
-            version = self._versions[split.key] = _compile(self._function, split, self._owner)
+            version = _compile(self._function, split, self._owner, metrics)
+            self._versions[key] = version
         return version
 
 
@@ -267,8 +290,10 @@ class _Static:
         return self.value is other.value or (same_type and bool(self.value == other.value))
 
 
-def _compile(function: Callable[..., object], split: _Split, owner: Owner) -> _Version:
-    tracing = Tracing(owner.wanted_kinds)
+def _compile(
+    function: Callable[..., object], split: _Split, owner: Owner, metrics: Sequence[Metric]
+) -> _Version:
+    tracing = Tracing(owner.wanted_kinds.union(*(m.kinds for m in metrics)))
     options = _compiler_options(function)
 
     def flat(*arrays: Array) -> object:
@@ -291,21 +316,29 @@ def _compile(function: Callable[..., object], split: _Split, owner: Owner) -> _V
             closed, shape = jax.make_jaxpr(flat, return_shape=True)(*split.arrays)
             donated = _donated(closed)
     owner.see_graph(closed)
-    harvest = Harvest(owner.wants, kernels.kernel_for(split.platform), split.mesh, owner.skip)
+    measures = Measures(metrics, owner.fail, scalars=owner.wants_scalars)
+    mesh = split.mesh or mesh_in(closed.jaxpr)
+    kernel = kernels.kernel_for(split.platform)
+    harvest = Harvest(owner.wants, kernel, mesh, owner.skip, measures)
     box: list[Group] = []
+    found: list[Measure] = []
 
-    def with_rows(*arrays: Array) -> tuple[list[Array], Array]:
+    def with_rows(*arrays: Array) -> tuple[list[Array], Array, Array]:
         outputs, box[:] = harvest(closed, arrays)
-        return outputs, harvest.rows_of(box)
+        numbers, found[:] = measured(box, owner.fail)
+        return outputs, harvest.rows_of(box), numbers
 
     with_rows.__name__ = with_rows.__qualname__ = f"recorded_{_name(function)}"
     run = jax.jit(with_rows, donate_argnums=donated, compiler_options=options)
     with _CONTEXT(id(owner)):
         run.lower(*split.arrays).compile()
     types = {path: type(m).__name__ for path, m in tracing.modules.items()}
-    layout = Layout(sites_of(box), sum(g.n_rows for g in box))
+    n_rows = sum(g.n_rows for g in box if not isinstance(g, MetricGroup))
+    layout = Layout(sites_of(box), n_rows)
+    for name in {m.name for m in metrics} - measures.met:
+        owner.skip(f"metric {name}", f"`{_name(function)}` has no array that it is of")
     owner.see_stacks(harvest.stacks)
-    return _Version(run, jax.tree_util.tree_structure(shape), layout, types)
+    return _Version(run, jax.tree_util.tree_structure(shape), layout, found, types)
 
 
 def _donated(closed: ClosedJaxpr) -> tuple[int, ...]:

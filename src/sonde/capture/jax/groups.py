@@ -62,18 +62,16 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricGroup(Group):
-    """Numbers of a metric at one place, of shape (*loops, numbers, 2): what each was reduced to,
-    and 1, or 0 in a branch that was not taken. Or, if `is_raw`, all that it returned.
+    """What a metric returned for one array, of shape (*loops, 2): what its `size` elements were
+    reduced to, and 1, or 0 in a branch that was not taken. Or, if `is_raw`, all that it returned.
 
-    `keys` are those of a dict, `sizes` the elements that each number is of. A `scalar` belongs to
-    no module.
+    `key` is that of a dict, if it returned one.
     """
 
     metric: Metric
-    keys: tuple[str, ...]
-    sizes: tuple[int, ...]
+    key: str
+    size: int
     is_raw: bool = False
-    scalar: str = ""
 
     def empty(self) -> Array:
         return jnp.zeros(self.rows.shape, self.rows.dtype)

@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
-from sonde.capture.jax.groups import Cut, Group, Loop
+from sonde.capture.jax.groups import Cut, Group, Loop, MetricGroup
 from sonde.capture.jax.jaxprs import (
     bind,
     constrained,
@@ -28,10 +28,13 @@ from sonde.capture.jax.jaxprs import (
     scanned,
     stacks_in,
     taps_in,
+    varying,
     without_names,
 )
+from sonde.capture.jax.measures import Measures
 from sonde.capture.jax.taps import JaxTap, cotap_p, tap_p
 from sonde.kernels import jax as kernels
+from sonde.kernels import xla
 from sonde.record import PARAMETER_KINDS
 
 _TOGETHER: Final = 512
@@ -43,13 +46,17 @@ _Walked = tuple[Sequence[Array], list[Group]]
 
 @dataclass
 class Harvest:
-    """Evaluates jaxprs and sketches what `wants` says. `skip` is told what cannot be sketched."""
+    """Evaluates jaxprs, sketches what `wants` says and evaluates metrics. `skip` is called with
+    what cannot be sketched. `manual` are the axes of the `shard_map` that is walked."""
 
     wants: Callable[[JaxTap], bool]
     kernel: kernels.Kernel
     mesh: Mesh | None = None
     skip: Callable[[str, str], None] = lambda _where, _reason: None
+    measures: Measures = field(default_factory=Measures)
+    manual: frozenset[str] = frozenset()
     stacks: dict[str, int] = field(default_factory=dict)
+    _copies: dict[JaxTap, frozenset[str]] = field(default_factory=dict)
     _tapped: dict[int, tuple[Jaxpr, bool]] = field(default_factory=dict)
 
     @property
@@ -62,13 +69,15 @@ class Harvest:
         """The function's outputs, and what was harvested."""
         jaxpr, consts = opened(closed)
         self.stacks = dict(stacks_in(jaxpr))
-        return self._walk(jaxpr, consts, args, is_again=False)
+        return self.walk(jaxpr, consts, args, is_again=False)
 
     def rows_of(self, groups: Sequence[Group]) -> Array:
         """All rows in one array, (devices, rows, ROW), in the order of the groups."""
         d, row = self.n_devices, kernels.ROW
         parts = []
         for group in groups:
+            if isinstance(group, MetricGroup):
+                continue
             rows = jnp.moveaxis(group.rows, len(group.loops), 0)
             parts.append(rows.reshape(d, group.n_rows, row))
         return jnp.concatenate(parts, axis=1) if parts else jnp.zeros((d, 0, row), jnp.uint32)
@@ -82,9 +91,10 @@ class Harvest:
 
     # -- walking -------------------------------------------------------------------------------
 
-    def _walk(
+    def walk(
         self, jaxpr: Jaxpr, consts: Sequence[Array], args: Sequence[Array], *, is_again: bool
     ) -> tuple[list[Array], list[Group]]:
+        """A function's outputs, and what was harvested. `is_again`: only gradients are new."""
         values: dict[Var, Array] = {}
         groups: list[Group] = []
         pending: list[tuple[JaxTap, Array]] = []
@@ -98,8 +108,14 @@ class Harvest:
             inputs = [read(a) for a in eqn.invars]
             if eqn.primitive is tap_p or eqn.primitive is cotap_p:
                 values[eqn.outvars[0]] = inputs[0]
-                if eqn.primitive is tap_p and self._is_wanted(eqn.params["tap"], is_again=is_again):
-                    pending.append((eqn.params["tap"], inputs[0]))
+                what = eqn.params["tap"]
+                is_shown = not is_again or what.kind.endswith("_grad")
+                if eqn.primitive is tap_p and is_shown:
+                    if self.manual:
+                        self._copies[what] = self.manual - varying(eqn.invars[0], self.manual)
+                    groups += self._measure(what, inputs[0])
+                    if self.wants(what):
+                        pending.append((what, inputs[0]))
                 continue
             if pending:
                 groups += self.sketch(pending)
@@ -111,10 +127,8 @@ class Harvest:
         groups += self.sketch(pending)
         return [read(a) for a in jaxpr.outvars], groups
 
-    def _is_wanted(self, tap: JaxTap, *, is_again: bool) -> bool:
-        if is_again and not tap.kind.endswith("_grad"):
-            return False
-        return self.wants(tap)
+    def _measure(self, tap: JaxTap, x: Array) -> Sequence[Group]:
+        return self.measures.see(tap, x, stack_of(tap, x, self.stacks))
 
     def _step(self, eqn: JaxprEqn, inputs: list[Array], *, is_again: bool) -> _Walked:
         inner = [j for j in jaxprs_in(eqn.params) if self.has_taps(j)]
@@ -124,7 +138,7 @@ class Harvest:
         if walk is None:
             for tap in {t for j in inner for t in taps_in(j)}:
                 if self.wants(tap):
-                    self.skip(tap.path or ".", f"inside `{eqn.primitive.name}`")
+                    self.skip(tap.path or ".", _unseen(eqn.primitive.name))
             return bind(eqn, inputs), []
         outputs, groups = walk(self, eqn, inputs, is_again)
         return outputs, groups
@@ -155,6 +169,10 @@ class Harvest:
         if self.mesh is None:
             rows = kernels.sketch(*arrays, kernel=self.kernel, parts=n_parts)
             rows = rows.reshape(len(arrays), n_parts, 1, kernels.ROW)
+            if self.manual:
+                copies = [self._copies[tap] for tap, _ in some]
+                own = zip(rows, copies, strict=True)
+                rows = jnp.stack([kernels.once(of_one, axes) for of_one, axes in own])
         else:
             sharded = partial(kernels.sketch_shards, kernel=self.kernel, mesh=self.mesh)
             parts = [[x] if stack is None else list(x) for x in arrays]
@@ -166,28 +184,35 @@ class Harvest:
         cuts = tuple(Cut(tap, x.dtype.name, tuple(x.shape[1:])) for tap, x in some)
         return Group(cuts, rows, (Loop(n_parts, path=stack[0]),))
 
+    def _reduced(self, groups: list[Group], name: str) -> list[Group]:
+        """Without metrics that need all values of a step, in a branch that may not be taken."""
+        kept = [g for g in groups if not (isinstance(g, MetricGroup) and g.is_raw)]
+        if len(kept) < len(groups):
+            self.skip("metrics", f"inside `{name}`. Use reduce='mean', 'sum', 'min' or 'max'")
+        return kept
+
     # -- primitives that hold functions --------------------------------------------------------
 
     def walk_jit(self, eqn: JaxprEqn, inputs: list[Array], is_again: bool) -> _Walked:
         jaxpr, consts = opened(eqn.params["jaxpr"])
         inputs = constrained(inputs, eqn.params.get("in_shardings", ()))
-        outputs, groups = self._walk(jaxpr, consts, inputs, is_again=is_again)
+        outputs, groups = self.walk(jaxpr, consts, inputs, is_again=is_again)
         return constrained(outputs, eqn.params.get("out_shardings", ())), groups
 
     def walk_call(self, eqn: JaxprEqn, inputs: list[Array], is_again: bool) -> _Walked:
         jaxpr, consts = opened(eqn.params["call_jaxpr"])
-        return self._walk(jaxpr, consts, inputs, is_again=is_again)
+        return self.walk(jaxpr, consts, inputs, is_again=is_again)
 
     def walk_remat(self, eqn: JaxprEqn, inputs: list[Array], is_again: bool) -> _Walked:
         again = is_again or eqn.params["differentiated"]
         if not again:
-            return self._walk(eqn.params["jaxpr"], (), inputs, is_again=False)
+            return self.walk(eqn.params["jaxpr"], (), inputs, is_again=False)
         box: list[Group] = []
 
         def body(*args: Array) -> tuple[Sequence[Array], list[Array]]:
-            outputs, found = self._walk(eqn.params["jaxpr"], (), args, is_again=True)
-            box[:] = found
-            return outputs, [g.rows for g in found]
+            with self.measures.inside():
+                outputs, box[:] = self.walk(eqn.params["jaxpr"], (), args, is_again=True)
+            return outputs, [g.rows for g in box]
 
         inner, consts = opened(jax.make_jaxpr(body)(*inputs))
         own = inner.replace(
@@ -207,9 +232,9 @@ class Harvest:
 
         def body(carry: Sequence[Array], xs: Sequence[Array]) -> object:
             args = [*consts, *carry, *xs]
-            outputs, found = self._walk(jaxpr, closed_over, args, is_again=is_again)
-            box[:] = found
-            return outputs[:n_carry], (outputs[n_carry:], [g.rows for g in found])
+            with self.measures.inside():
+                outputs, box[:] = self.walk(jaxpr, closed_over, args, is_again=is_again)
+            return outputs[:n_carry], (outputs[n_carry:], [g.rows for g in box])
 
         carry, (ys, rows) = lax.scan(
             body, init, xs, length=p["length"], reverse=p["reverse"], unroll=p["unroll"]
@@ -227,7 +252,9 @@ class Harvest:
 
         def evaluate(closed: ClosedJaxpr, *args: Array) -> _Walked:
             jaxpr, consts = opened(closed)
-            return self._walk(jaxpr, consts, args, is_again=is_again)
+            with self.measures.inside():
+                outputs, groups = self.walk(jaxpr, consts, args, is_again=is_again)
+            return outputs, self._reduced(groups, "cond")
 
         for closed in eqn.params["branches"]:
             box: list[Group] = []
@@ -257,6 +284,65 @@ class Harvest:
             for g, r in zip(groups, own, strict=True)
         ]
 
+    def walk_while(self, eqn: JaxprEqn, inputs: list[Array], is_again: bool) -> _Walked:
+        """All turns merge: how many there are is not known before they run."""
+        p = eqn.params
+        n, m = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
+        of_cond, of_body, init = inputs[:n], inputs[n:m], inputs[m:]
+        box: list[Group] = []
+
+        def turn(*carry: Array) -> tuple[Sequence[Array], list[Array]]:
+            jaxpr, consts = opened(p["body_jaxpr"])
+            with self.measures.inside():
+                outputs, found = self.walk(jaxpr, consts, [*of_body, *carry], is_again=is_again)
+            box[:] = [g for g in found if not isinstance(g, MetricGroup)]
+            if len(box) < len(found):
+                self.skip("metrics", _unseen("while"))
+            return outputs, [g.rows for g in box]
+
+        _, shapes = jax.eval_shape(turn, *init)
+        empty = [replace(g, rows=s).empty() for g, s in zip(box, shapes, strict=True)]
+
+        def body(state: tuple[Sequence[Array], list[Array]]) -> object:
+            outputs, rows = turn(*state[0])
+            return outputs, [xla.merged(a, b) for a, b in zip(state[1], rows, strict=True)]
+
+        def goes_on(state: tuple[Sequence[Array], list[Array]]) -> Array:
+            jaxpr, consts = opened(p["cond_jaxpr"])
+            return jax.core.eval_jaxpr(jaxpr, consts, *of_cond, *state[0])[0]
+
+        outputs, rows = lax.while_loop(goes_on, body, (init, empty))
+        return outputs, [replace(g, rows=r) for g, r in zip(box, rows, strict=True)]
+
+    def walk_shard_map(self, eqn: JaxprEqn, inputs: list[Array], is_again: bool) -> _Walked:
+        """Each device sketches what it has; rows come out one per device."""
+        p = eqn.params
+        axes = frozenset(p.get("newly_manual_axes", p.get("manual_axes", ())))
+        mesh = p["mesh"]
+        if self.mesh is None or mesh.size != self.mesh.size or axes != set(mesh.axis_names):
+            self.skip("shard_map", "it is over some of the devices only. Use all axes of the mesh")
+            return bind(eqn, inputs), []
+        jaxpr, consts = opened(p["jaxpr"])
+        if any(self.measures.wants(tap) for tap in taps_in(jaxpr)):
+            self.skip("metrics", _unseen("shard_map"))
+        inner = replace(self, mesh=None, measures=Measures(), manual=axes)
+        box: list[Group] = []
+
+        def body(*args: Array) -> tuple[Sequence[Array], list[Array]]:
+            outputs, box[:] = inner.walk(jaxpr, consts, args, is_again=is_again)
+            return tuple(outputs), [jnp.moveaxis(g.rows, len(g.loops), 0) for g in box]
+
+        outputs, rows = jax.shard_map(
+            body,
+            mesh=mesh,
+            in_specs=tuple(p["in_specs"]),
+            out_specs=(tuple(p["out_specs"]), PartitionSpec(tuple(mesh.axis_names))),
+            axis_names=axes,
+            check_vma=p["check_vma"],
+        )(*inputs)
+        moved = [jnp.moveaxis(r, 0, len(g.loops)) for g, r in zip(box, rows, strict=True)]
+        return outputs, [replace(g, rows=r) for g, r in zip(box, moved, strict=True)]
+
 
 _Walk = Callable[[Harvest, JaxprEqn, list[Array], bool], _Walked]
 
@@ -271,8 +357,22 @@ _WALKS: Final[dict[str, _Walk]] = {
     "checkpoint": Harvest.walk_remat,
     "scan": Harvest.walk_scan,
     "cond": Harvest.walk_cond,
+    "while": Harvest.walk_while,
+    "shard_map": Harvest.walk_shard_map,
 }
 """How each primitive that holds functions is walked. Taps inside any other are skipped."""
+
+
+_REMEDIES: Final = {
+    "while": "Use jax.lax.scan, or jax.lax.fori_loop with fixed bounds",
+    "shard_map": "Return the value and attach it outside",
+}
+"""What to do about primitives that cannot be walked."""
+
+
+def _unseen(name: str) -> str:
+    """Why something inside a primitive is left out, and what to do about it."""
+    return f"inside `{name}`. {_REMEDIES.get(name, 'Return the value and attach it outside')}"
 
 
 def stack_of(tap: JaxTap, x: Array, stacks: Mapping[str, int]) -> tuple[str, int] | None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jax import Array, lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
-from jax.sharding import Sharding
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.sharding import Mesh, Sharding
 
 from sonde.capture.jax.groups import Loop
 from sonde.capture.jax.taps import JaxTap, tap_p
@@ -87,3 +87,22 @@ def constrained(values: Sequence[Array], shardings: Sequence[object]) -> list[Ar
 def without_names(jaxpr: Jaxpr) -> DebugInfo:
     """The notes of a function whose arguments have no names any more."""
     return jaxpr.debug_info._replace(arg_names=None, result_paths=None)
+
+
+def varying(x: Var | Literal, manual: frozenset[str]) -> frozenset[str]:
+    """Of the axes of a `shard_map`, those along which devices have different values; all of them
+    where JAX was told not to check."""
+    kind = getattr(x.aval, "mat", None)
+    found = getattr(kind, "varying", None) if kind is not None else getattr(x.aval, "vma", None)
+    return frozenset(found) if found else manual
+
+
+def mesh_in(jaxpr: Jaxpr) -> Mesh | None:
+    """The largest mesh that a `shard_map` inside a function is over."""
+    found: list[Mesh] = []
+    for eqn in jaxpr.eqns:
+        mesh = eqn.params.get("mesh")
+        if eqn.primitive.name == "shard_map" and isinstance(mesh, Mesh):
+            found.append(mesh)
+        found += filter(None, map(mesh_in, jaxprs_in(eqn.params)))
+    return max(found, key=lambda mesh: mesh.size, default=None)

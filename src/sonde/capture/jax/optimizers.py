@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Final
 
+import jax
 import optax
 from flax import nnx
 from flax.training import train_state
@@ -32,6 +33,13 @@ _COUNTERS: Final = (
     "notfinite_count",
     "total_notfinite",
 )
+
+
+_HYPERPARAMETERS: Final = frozenset({"hyperparams", "hyperparams_states"})
+"""Where `optax.inject_hyperparams` keeps the numbers that an optimizer works with."""
+
+_NAMES: Final = {"learning_rate": "lr", "b1": "betas.0", "b2": "betas.1"}
+"""Hyperparameters that PyTorch calls otherwise: names are those of a run of PyTorch."""
 
 
 _Updated = tuple[optax.Updates, optax.OptState]
@@ -101,6 +109,29 @@ def see_trees(
     ]
 
 
+def scalars_of(state: object) -> list[tuple[str, Array]]:
+    """Hyperparameters that an optimizer keeps in its state, by name: `lr`, `weight_decay`.
+
+    Those of one part of `optax.partition` have its label in the name: `lr/head`.
+    """
+    found: dict[str, Array] = {}
+    leaves = jax.tree_util.tree_flatten_with_path(state, is_leaf=_is_injected)[0]
+    for path, part in leaves:
+        if not _is_injected(part):
+            continue
+        labels = [str(k.key) for k in path if isinstance(k, jax.tree_util.DictKey)]
+        inner = scalars_of(getattr(part, "inner_state", None))
+        for name, x in [*getattr(part, "hyperparams", {}).items(), *inner]:
+            if isinstance(x, Array) and x.size == 1:
+                full = "/".join([_NAMES.get(name, name), *labels])
+                found[full if full not in found else f"{full}/{len(found)}"] = x
+    return list(found.items())
+
+
+def _is_injected(part: object) -> bool:
+    return isinstance(part, tuple) and isinstance(getattr(part, "hyperparams", None), Mapping)
+
+
 def _update(
     tracing: Tracing,
     update: Callable[..., _Updated],
@@ -132,6 +163,7 @@ def _update(
     _see(_taps_of(tracing, updates, "update"))
     known = {keys for keys, _ in trees.named(grads)}
     _see(_state_taps(tracing, new_state, known))
+    _see([(JaxTap("optim", "", name, scalar=name), x) for name, x in scalars_of(new_state)])
     return updates, new_state
 
 
@@ -203,6 +235,8 @@ def _state_taps(
         return []
     found: dict[tuple[str, str], tuple[JaxTap, Array]] = {}
     for keys, x in trees.named(state):
+        if not _HYPERPARAMETERS.isdisjoint(keys):
+            continue
         at = next((i for i in range(len(keys)) if keys[i:] in known), None)
         if at is None:
             if keys and keys[-1] in _COUNTERS:

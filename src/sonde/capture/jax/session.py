@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import ParamSpec, TypeVar, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
@@ -18,11 +20,16 @@ from sonde.capture.drain import Drain
 from sonde.capture.jax import optimizers
 from sonde.capture.jax.flow import graph_of
 from sonde.capture.jax.functions import recorded, sketched
+from sonde.capture.jax.measures import Measure, Measures, measured, scalar
 from sonde.capture.jax.rows import DeviceRows, Layout
+from sonde.capture.jax.step_numbers import StepNumbers
 from sonde.capture.jax.taps import JaxTap, Tracing
+from sonde.capture.metric_request import place_selector, requested
 from sonde.capture.numbers.repeats import Value
 from sonde.capture.phases import is_training
-from sonde.capture.plan import Plan, Schedule
+from sonde.capture.plan import Every, Plan, Schedule, schedule_of
+from sonde.metrics.jax.functions import BUILT_IN
+from sonde.metrics.model import Metric
 from sonde.record import PARAMETER_KINDS, Kind, Site
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -40,6 +47,9 @@ class JaxSession(ArraySession):
         self.model = model
         self._drain = drain
         self._rows: DeviceRows = DeviceRows(drain)
+        self._numbers = StepNumbers(drain, self._scalars.taken.__contains__)
+        self._scalars.keep_in(self._numbers)
+        self._metrics: list[Metric] = []
         self._stacks: dict[str, int] = {}
         self._functions: dict[Hashable, tuple[object, Callable[..., object]]] = {}
 
@@ -94,6 +104,39 @@ class JaxSession(ArraySession):
         self._spent_ns += time.perf_counter_ns() - began
         self.end_step()
 
+    def add_metric(
+        self,
+        name: str | Callable[..., object],
+        fn: Callable[..., object] | None,
+        *,
+        kind: str | tuple[str, ...] | None,
+        where: object,
+        reduce: object,
+        every: Every | None,
+        against: str | None,
+    ) -> None:
+        """Evaluate a pure function of arrays in the recorded steps, as part of them."""
+        metric, usual = requested(
+            name, fn, kind=kind, reduce=reduce, against=against, built_in=BUILT_IN
+        )
+        if metric.against:
+            raise SondeError(
+                f"The metric `{metric.name}` compares with a reference, which JAX models cannot "
+                "have. Compute the difference in the step and return it to watch.log(...)."
+            )
+        if any((m.name, m.kinds) == (metric.name, metric.kinds) for m in self._metrics):
+            raise SondeError(
+                f"There is a metric `{metric.name}` of {', '.join(metric.kinds)} already. "
+                "Give this one another name."
+            )
+        self._metrics.append(
+            replace(
+                metric,
+                where=place_selector(usual if where is None else where),
+                every=None if every is None else schedule_of(every),
+            )
+        )
+
     # -- as the owner of functions -------------------------------------------------------------
 
     @property
@@ -109,10 +152,25 @@ class JaxSession(ArraySession):
                 self._phases.begin_step()
             return phase if self._phases.wants(phase) and self._rows.has_room else None
 
+    @property
+    def due_metrics(self) -> Sequence[Metric]:
+        return [m for m in self._metrics if m.every is None or m.every(self.step)]
+
+    @property
+    def wants_scalars(self) -> bool:
+        return self.plan.hyperparameters
+
+    def fail(self, where: str, error: Exception) -> None:
+        self.troubles.failed(where, error)
+
+    def take_numbers(self, measures: Sequence[Measure], numbers: Array, phase: str) -> None:
+        with self._lock:
+            self._numbers.put(measures, numbers, phase)
+
     def wants(self, tap: JaxTap) -> bool:
         site = Site(tap.path, tap.kind, 0, tap.slot)
         plan = self.plan
-        if tap.kind not in plan.kinds:
+        if tap.kind not in plan.kinds or tap.scalar:
             return False
         if tap.kind in PARAMETER_KINDS:
             return plan.wants_parameter(tap.path, site.path, tap.module)
@@ -180,6 +238,11 @@ class JaxSession(ArraySession):
                 self.troubles.failed("final parameters", error)
         super().close()
 
+    def _hand_over(self, phases: Sequence[str]) -> bool:
+        steps = {phase: self._phases.step_of(phase) for phase in phases}
+        self._numbers.hand_over(steps)
+        return super()._hand_over(phases)
+
     def _record_final(self, model: nnx.Module) -> None:
         ended = self._phases.ended
         if ended is None or "param" not in self.plan.kinds:
@@ -205,6 +268,9 @@ class JaxSession(ArraySession):
         seen = optimizers.see_trees(tracing, pure[0], state, pure[1])
         wanted = [(t, x) for t, x in seen if self.wants(t)]
         self._sketch_now(wanted, phase, refuse, is_given=True)
+        if self.plan.hyperparameters:
+            for name, x in optimizers.scalars_of(state):
+                self._numbers.put([scalar(name)], jnp.array([[x.reshape(()), 1]]), phase)
 
     def _sketch_now(
         self,
@@ -230,8 +296,12 @@ class JaxSession(ArraySession):
             return
         if alive:
             layout, rows = sketched(alive, self.skip, self._stacks)
+            measures = Measures(self.due_metrics, self.fail)
+            groups = [g for tap, x in alive for g in measures.see(tap, x, None)]
+            numbers, found = measured(groups, self.fail)
             with self._lock:
                 self._rows.put(layout, rows, phase, {}, is_given=is_given)
+                self._numbers.put(found, numbers, phase)
 
 
 def _check_function(function: object) -> None:

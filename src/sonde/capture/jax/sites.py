@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sonde.capture.jax.groups import MOST_TURNS, Cut, Group, Loop
+from sonde.capture.jax.groups import MOST_TURNS, Cut, Group, Loop, MetricGroup
 from sonde.capture.jax.taps import Call, JaxTap
 from sonde.record import Kind, Site
 
@@ -31,12 +31,14 @@ def sites_of(groups: Sequence[Group]) -> list[Harvested]:
     found: list[Harvested] = []
     first = 0
     for group in groups:
+        if isinstance(group, MetricGroup):
+            continue
         for i, cut in enumerate(group.cuts):
             call = numbers.of(cut.tap)
             rows: dict[Site, list[int]] = {}
             turns = itertools.product(*(range(loop.length) for loop in group.loops))
             for k, turn in enumerate(turns):
-                site = _site(cut.tap, call, group.loops, turn)
+                site = site_of(cut.tap, call, group.loops, turn)
                 rows.setdefault(site, []).append(first + k * len(group.cuts) + i)
             found += [Harvested(site, cut, tuple(of)) for site, of in rows.items()]
         first += group.n_rows
@@ -72,7 +74,8 @@ class _Numbers:
         return known[time]
 
 
-def _site(tap: JaxTap, call: int, loops: Sequence[Loop], turn: Sequence[int]) -> Site:
+def site_of(tap: JaxTap, call: int, loops: Sequence[Loop], turn: Sequence[int]) -> Site:
+    """The site of an array in one turn of the loops around it."""
     path, slot = tap.path, tap.slot
     cuts: list[tuple[int, int]] = []  # after how many characters of the path, which turn
     for loop, i in zip(loops, turn, strict=True):

@@ -51,7 +51,8 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class JaxTap:
-    """What an array is. `call` is the call it belongs to, None outside modules."""
+    """What an array is. `call` is the call it belongs to, None outside modules. A `scalar` is one
+    number of the optimizer with that name, and no tensor."""
 
     kind: Kind
     path: str
@@ -60,6 +61,7 @@ class JaxTap:
     type: str = ""
     module: object = None
     requires_grad: bool | None = None
+    scalar: str = ""
 
     def gradient(self) -> JaxTap | None:
         """The tap of its gradient, None if it has none."""

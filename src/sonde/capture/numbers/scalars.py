@@ -82,6 +82,10 @@ class Scalars:
         self._number = number
         self._repeats = Repeats()
 
+    def keep_in(self, memory: Remembering) -> None:
+        """Keep the numbers of the last few steps there, and look for them there."""
+        self._memory = memory
+
     def log(
         self,
         values: Mapping[str, object],

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.metadata import entry_points
 from typing import Final
 
 import torch
@@ -14,19 +12,14 @@ from torch import nn
 
 from sonde._errors import SondeError
 from sonde._signals import pass_on
-from sonde.capture.plan import Every, Schedule, Selector, schedule_of, selector_of
+from sonde.capture.metric_request import place_selector, requested
+from sonde.capture.plan import Every, Schedule, Selector, schedule_of
 from sonde.capture.torch.metrics.attention_stats import AttentionStats
 from sonde.capture.torch.metrics.coordinate_check import CoordinateCheck
 from sonde.capture.torch.metrics.gradient_stages import GradientStages
 from sonde.capture.torch.metrics.observer import Observer
 from sonde.capture.torch.metrics.reference import Reference
-from sonde.metrics.model import Metric, checked, declared, renamed
 from sonde.metrics.torch.functions import BUILT_IN
-
-GROUP: Final = "sonde.metrics"
-"""Entry points of this group are functions that packages offer as metrics."""
-
-EVERYWHERE: Final = ".*"
 
 
 def add_metric(
@@ -47,12 +40,20 @@ def add_metric(
     """
     schedule = None if every is None else schedule_of(every)
     if fn is None and isinstance(name, str) and name in INSTRUMENTS:
-        INSTRUMENTS[name](observer, selector(where), schedule)
-        _warn_of_nothing(observer, name, where, selector(where))
+        INSTRUMENTS[name](observer, place_selector(where), schedule)
+        _warn_of_nothing(observer, name, where, place_selector(where))
         return
-    metric, usual = _metric(name, fn, kind=kind, reduce=reduce, against=against)
+    metric, usual = requested(
+        name,
+        fn,
+        kind=kind,
+        reduce=reduce,
+        against=against,
+        built_in=BUILT_IN,
+        others=INSTRUMENTS,
+    )
     where = usual if where is None else where
-    metric = replace(metric, where=selector(where), every=schedule)
+    metric = replace(metric, where=place_selector(where), every=schedule)
     if metric.against and observer.reference is None:
         raise SondeError(
             f"The metric `{metric.name}` compares with a reference, and there is none. "
@@ -125,73 +126,6 @@ def set_reference(
 
     made = Reference(model, root, capture.troubles, is_awake=is_awake, runs=run, is_own=is_own)
     observer.compare_with(made)
-
-
-def selector(where: object) -> Selector | None:
-    """Which paths are meant: a glob or a regular expression that matches all of a path, or whatever
-    `include` takes. None means everywhere."""
-    if where is None or where == EVERYWHERE:
-        return None
-    if not isinstance(where, str) or where.startswith("re:"):
-        return selector_of(where, "where")
-    by_glob = selector_of(where, "where")
-    assert by_glob is not None
-    try:
-        regex = re.compile(where)
-    except re.error:
-        return by_glob
-    return lambda path, module: regex.fullmatch(path) is not None or by_glob(path, module)
-
-
-def _metric(
-    name: str | Callable[..., object],
-    fn: Callable[..., object] | None,
-    *,
-    kind: str | tuple[str, ...] | None,
-    reduce: object,
-    against: str | None,
-) -> tuple[Metric, object]:
-    """The metric, and where it is asked if nobody says."""
-    if fn is None:
-        fn = name if callable(name) else _found(name)
-    known = declared(fn)
-    if known is not None:
-        metric, usual = known
-        if isinstance(name, str):
-            metric = renamed(metric, name)
-        if kind is None and reduce is None and against is None:
-            return metric, usual
-        kind = metric.kinds if kind is None else kind
-        reduce = metric.reduce if reduce is None else reduce
-        name = metric.name
-    called = name if isinstance(name, str) else getattr(name, "__name__", "")
-    return (
-        checked(
-            called,
-            fn,
-            kind="output" if kind is None else kind,
-            reduce="mean" if reduce is None else reduce,
-            against=against,
-        ),
-        EVERYWHERE,
-    )
-
-
-def _found(name: str) -> Callable[..., object]:
-    """A function by name: one of ours, or one that a package offers."""
-    if name in BUILT_IN:
-        ours: Callable[..., object] = BUILT_IN[name]
-        return ours
-    offered = {point.name: point for point in entry_points(group=GROUP)}
-    if name in offered:
-        try:
-            theirs: Callable[..., object] = offered[name].load()
-        except Exception as error:
-            pass_on(error)
-            raise SondeError(f"The metric `{name}` cannot be loaded: {error!r}.") from error
-        return theirs
-    known = ", ".join(sorted({*BUILT_IN, *INSTRUMENTS, *offered}))
-    raise SondeError(f"There is no metric `{name}`. Give a function with it, or one of: {known}.")
 
 
 def _attention(observer: Observer, where: Selector | None, every: Schedule | None) -> None:
