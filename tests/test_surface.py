@@ -99,6 +99,9 @@ MEMBERS = {
         "set_reference": "model device run",
         "state_dict": "",
         "step": "*trees **scalars",
+        # Where a loop says when, and of what: drop-ins for tools with a loop of their own.
+        "measure": "name value *tensors reduce",
+        "record_parameters": "kind stage",
         # Where training is a function: JAX.
         "intercept": "function *args **kwargs",
         "optimizer": "tx",

@@ -21,7 +21,6 @@ from sonde._signals import is_from_handler
 from sonde.capture.backend import Session, backend_of
 from sonde.capture.budget import Budget
 from sonde.capture.drain import DeferredWarning, Drain
-from sonde.capture.functional import FunctionalWatch, end_step
 from sonde.capture.launch import launched, run_name, together
 from sonde.capture.open_watches import OPEN as _OPEN
 from sonde.capture.open_watches import PARTS as _PARTS
@@ -29,6 +28,8 @@ from sonde.capture.open_watches import UNRECORDED as _UNRECORDED
 from sonde.capture.open_watches import WatchParts, settle_traces
 from sonde.capture.plan import Every, Phases, plan_of, schedule_of
 from sonde.capture.voice import WarnOnce, users_place
+from sonde.capture.watches.by_hand import ByHandWatch
+from sonde.capture.watches.functional import end_step
 from sonde.record import RecordSink
 from sonde.sinks.feed import Feeds
 from sonde.sinks.request import check_sinks
@@ -177,7 +178,7 @@ def unwatch(model: object) -> None:
             open_watch.close()
 
 
-class Watch(FunctionalWatch):
+class Watch(ByHandWatch):
     """A model being recorded. Closes itself at the end of a `with` block, or of the process."""
 
     def __init__(
@@ -364,13 +365,7 @@ class Watch(FunctionalWatch):
             return
         assert self._session is not None
         self._session.add_metric(
-            name,
-            fn,
-            kind=kind,
-            where=where,
-            reduce=reduce,
-            every=every,
-            against=against,
+            name, fn, kind=kind, where=where, reduce=reduce, every=every, against=against
         )
 
     def set_reference(self, model: object, *, device: object = None, run: bool = True) -> None:

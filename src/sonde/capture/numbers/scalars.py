@@ -132,7 +132,8 @@ class Scalars:
         asked = check_stats(stats)
         wanted = None if kinds is None else kinds_of(kinds)
         chosen = selector_of(include, "include")
-        self._drain.wait(_WAIT_S)
+        if asked or self._drain.norms is not None:
+            self._drain.wait(_WAIT_S)
         latest = self._latest
         if step is None and asked and latest.step is not None:
             step = latest.step

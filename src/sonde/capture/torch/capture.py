@@ -88,6 +88,7 @@ class Capture:
         self.asleep = self.always = False
         self.steps = TrainingSteps(self, schedule, step)
         self.phases = self.steps.phases
+        self.silence.machine = self.steps.machine
         self.recorder = Recorder(drain, self.troubles, tables, self.phases.step_of)
         self.collector = Collector(self, self.recorder, self.troubles)
         self.structure: names.ModelStructure = names.ModelStructure(model)

@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from sonde._torch_internals.tensors import HAS_VERSIONS, version_of
+from sonde.capture.steps import StepMachine
 from sonde.capture.troubles import Troubles
 
 _LOOK_EVERY: Final = 10
@@ -47,6 +48,7 @@ class Mistakes:
 
     def __init__(self, root: ref[nn.Module], troubles: Troubles) -> None:
         self.has_optimizer = False
+        self.machine: StepMachine | None = None
         self.guess: int | None = None  # the step, if that is one
         self._root = root
         self._troubles = troubles
@@ -69,6 +71,8 @@ class Mistakes:
     def _pass(self) -> None:
         if (self._is_told and self.guess is None) or not torch.is_grad_enabled():
             return
+        if self.machine is not None and self.machine.is_silent:
+            return  # a loop that pauses the watch knows that its steps are not recorded
         root = self._root()
         if root is None or not root.training:
             return

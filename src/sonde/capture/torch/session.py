@@ -33,7 +33,7 @@ from sonde.capture.torch.mistakes import concerns
 from sonde.capture.torch.optim.hyperparameters import Hyperparameters
 from sonde.capture.torch.optim.optimizers import Optimizers
 from sonde.capture.troubles import Troubles
-from sonde.record import RecordSink
+from sonde.record import FINAL, Kind, RecordSink
 
 __all__ = ["TorchSession", "check", "updates_of"]
 
@@ -269,6 +269,16 @@ class TorchSession:
             refuse(f"`{name}` was not recorded: it must be a tensor, got {type(x).__name__}.")
         else:
             self._manual.record(name, x)
+
+    def record_parameters(self, kind: Kind, stage: str) -> None:
+        """Record parameters or their gradients as they are now."""
+        self._optimizers.see_by_hand(kind, "" if stage == FINAL else f"/{stage}")
+
+    def measure(
+        self, name: str, value: object, tensors: tuple[object, ...], reduce: object
+    ) -> None:
+        """Add numbers to a metric of the current step, of no module."""
+        self.observer.measure(name, value, tensors, reduce)
 
     def set_reference(self, model: object, *, device: Any = None, run: bool = True) -> None:
         """Compare with this model from now on."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 import torch
@@ -253,6 +253,28 @@ class Observer:
             self.tallies.add(label, reduce, given, when=when, within=span)
 
         self._guarded(f"log of {name}", put)
+
+    def measure(
+        self, name: str, value: object, tensors: tuple[object, ...], reduce: object
+    ) -> None:
+        """Numbers for a metric of no module: a value, or a function of tensors."""
+        if torch.compiler.is_compiling() or not self.is_watching():
+            return
+        if self.capture.observer is None:
+            self._changed((), follows=False)
+        phase = self.capture.phases.forced or "train"
+        when = (phase, self.capture.phases.step_of(phase))
+        label = names.of_log(name, None)
+
+        def put() -> None:
+            given = [x.detach() if isinstance(x, Tensor) else x for x in (value, *tensors)]
+            first = next((x for x in given if isinstance(x, Tensor)), None)
+            with Isolation(torch.device("cpu") if first is None else first.device):
+                found = given[0](*given[1:]) if callable(given[0]) else given[0]
+            within = None if first is None else span_of(first)
+            self.tallies.add(label, cast("Reduce", reduce), found, when=when, within=within)
+
+        self._guarded(f"metric {name}", put)
 
     def attention(
         self,

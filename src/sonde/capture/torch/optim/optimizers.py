@@ -54,6 +54,7 @@ class Optimizers:
         self._stepped: set[int] = set()
         self._clipped: set[int] = set()
         self._is_begun = False
+        self._by_hand: set[Kind] = set()
         self._off: set[str] = set()
         self._version = -1
         self._without_orphans: tuple[int, ParameterSigns] | None = None
@@ -102,6 +103,8 @@ class Optimizers:
         self._guarded("before clipping", lambda: self._see_clipped(parameters))
 
     def _see_clipped(self, parameters: Sequence[Tensor]) -> None:
+        if "param_grad" in self._by_hand:
+            return
         fresh = [p for p in parameters if id(p) not in self._clipped]
         self._clipped.update(map(id, fresh))
         self._see_gradients(self._party(-2, fresh), None, "/before_clip")
@@ -128,10 +131,19 @@ class Optimizers:
         self._guarded("parameters", self._see_by_hand)
         self._end()
 
+    def see_by_hand(self, kind: Kind, suffix: str) -> None:
+        """`watch.record_parameters()`: what there is now, and of that kind only so from now on."""
+        self._by_hand.add(kind)
+        if kind == "param":
+            self._guarded("parameters", lambda: self._see_parameters(self._everybody(), keep=False))
+        else:
+            self._guarded("gradients", lambda: self._see_gradients(self._everybody(), None, suffix))
+
     def begin_by_hand(self) -> None:
         """The first pass of a step, when no optimizer is known: parameters as they are used."""
         self._is_begun = True
-        self._guarded("parameters", lambda: self._see_parameters(self._everybody()))
+        if "param" not in self._by_hand:
+            self._guarded("parameters", lambda: self._see_parameters(self._everybody()))
 
     def _end(self) -> None:
         self._is_begun = False
@@ -217,9 +229,10 @@ class Optimizers:
 
     def _see_by_hand(self) -> None:
         party = self._everybody()
-        if not self._is_begun:
+        if not self._is_begun and "param" not in self._by_hand:
             self._see_parameters(party, keep=False)
-        self._see_gradients(party, None)
+        if "param_grad" not in self._by_hand:
+            self._see_gradients(party, None)
         self._see_updates(party)
 
     def _see_parameters(self, party: OptimizerParameters, *, keep: bool = True) -> None:
