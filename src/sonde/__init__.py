@@ -9,6 +9,7 @@ from sonde._errors import SondeWarning as SondeWarning
 from sonde._version import VERSION as __version__  # noqa: N811
 
 if TYPE_CHECKING:
+    from sonde import compat as compat
     from sonde import integrations as integrations
     from sonde import logframe as logframe
     from sonde import plot as plot
@@ -56,7 +57,7 @@ _LAZY = {
 }
 """Names that are looked up on first use, so that `import sonde` loads nothing heavy."""
 
-_PARTS = ("integrations", "logframe", "plot", "sinks")
+_PARTS = ("compat", "integrations", "logframe", "plot", "sinks")
 """Modules that are loaded on first use: `sonde.plot.heatmap(run)`."""
 
 

@@ -41,6 +41,7 @@ class HDF5:
         path: The file. Folders are made; a file that exists is replaced.
         float_dtype: What floats are written as, such as "float32"; None keeps them as they are.
         int_dtype: The same for integers.
+        iteration_dtype: What numbers of iterations are written as.
         compression: "gzip", "lzf" or None.
         compression_opts: For gzip, its level.
         shuffle: Reorder bytes before compression, which often helps.
@@ -58,6 +59,7 @@ class HDF5:
         *,
         float_dtype: str | None = None,
         int_dtype: str | None = None,
+        iteration_dtype: str = "int64",
         compression: str | None = None,
         compression_opts: int | None = None,
         shuffle: bool = False,
@@ -76,6 +78,7 @@ class HDF5:
         except ImportError as error:
             raise SondeError(str(error)) from None
         self._casts = {"f": _dtype("float_dtype", float_dtype), "i": _dtype("int_dtype", int_dtype)}
+        self._iteration_dtype = _dtype("iteration_dtype", iteration_dtype)
         self._filters = {
             "compression": compression,
             "compression_opts": compression_opts,
@@ -123,7 +126,7 @@ class HDF5:
             places = written if are_single else range(len(result.iterations))
             iterations = [result.iterations[n] for n in places]
             ranks = [result.ranks[n] for n in places if n < len(result.ranks)]
-            self._extend(f"{name}_iterations", np.array(iterations, np.int64))
+            self._extend(f"{name}_iterations", np.array(iterations, self._iteration_dtype))
             self._extend(f"{name}_ranks", np.array(ranks, np.int32))
         # So that the file opens with all of this in it, whatever happens to the process.
         self._file.flush()
