@@ -115,7 +115,7 @@ def test_settings_of_the_user_stay_as_they_were(run):
         (lambda r: sonde.plot.histogram(r, "nothing"), "no site `nothing`"),
         (lambda r: sonde.plot.heatmap(r, "outputs"), "Unknown kind `outputs`"),
         (lambda r: sonde.plot.lines(r, "acc"), "no scalar or metric `acc`"),
-        (lambda r: sonde.plot.exponents(r, "up", style="kde"), "'bar' or 'line'"),
+        (lambda r: sonde.plot.exponents(r, "up", style="pie"), "'bar', 'line' or 'kde'"),
         (lambda r: sonde.plot.histogram(r, "up", ax=plt.subplots(1, 2)[1]), "1 panels"),
     ],
 )
@@ -133,3 +133,17 @@ def test_without_matplotlib_the_extra_is_named(run, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(SondeError, match=r"sonde\[plots\]"):
         sonde.plot.heatmap(run)
+
+
+def test_smoothed_exponents_have_the_area_of_the_bars(run):
+    figure = run.plot.exponents("up", kind="output", step=2, formats=(), style="kde")
+    x, y = figure.axes[0].lines[0].get_data()
+    assert np.trapezoid(y, x) == pytest.approx(1.0, abs=0.01)
+
+
+def test_panels_of_lines_stand_side_by_side(run):
+    figure = run.plot.lines(["rms", "std"], site=["up", "act"], kind="output")
+    figure.canvas.draw()
+    one, two = (ax.get_position() for ax in figure.axes[:2])
+    assert one.width > 0.3
+    assert two.x0 - one.x1 < 0.2

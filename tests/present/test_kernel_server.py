@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("anywidget")
 
 import sonde
-from sonde.notebook.kernel_server import server_for
+from sonde.notebook.kernel_server import KernelServer, server_for
 
 ORIGIN = "http://localhost:8888"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "notebooks.md"
@@ -88,3 +88,17 @@ def test_a_watch_is_shown_while_it_records_and_not_when_it_is_off(tmp_path):
         assert "&lt;b&gt;" in shown
         assert "<b>" not in shown
     assert sonde.Watch.inert()._repr_html_() is None
+
+
+def test_an_open_server_answers_this_machine_without_a_token_and_no_other_origin(folder):
+    server = KernelServer(str(folder / "good"), is_open=True)
+    try:
+        with httpx.Client(trust_env=False) as client:
+            own = f"http://localhost:{server.port}"
+            assert client.get(f"{own}/api/runs").status_code == 200
+            foreign = {"origin": ORIGIN, "sec-fetch-site": "cross-site"}
+            assert client.get(f"{own}/api/runs", headers=foreign).status_code == 403
+            stranger = {"host": "evil.example"}
+            assert client.get(f"{own}/api/runs", headers=stranger).status_code in {400, 403, 421}
+    finally:
+        server.close()

@@ -46,3 +46,19 @@ def test_many_rows_are_read_some_rows_at_a_time(monkeypatch):
     monkeypatch.setattr(histograms, "_ROWS_AT_ONCE", 3)
     for one, other in zip(whole, equal_histograms(s, 16), strict=True):
         np.testing.assert_array_equal(one.counts, other.counts)
+
+
+def test_a_history_has_all_values_of_all_steps_between_its_edges():
+    found = histograms.history(
+        {
+            5: reference.sketch([1.0, np.inf]),
+            2: reference.sketch([0.0, 3.0, np.nan]),
+            9: reference.sketch([]),
+        },
+        4,
+    )
+    assert found.steps == [2, 5, 9]
+    assert (found.edges[0], found.edges[-1]) == (0.0, 3.0)
+    assert found.counts.sum(axis=1).tolist() == pytest.approx([2, 1, 0])
+    assert (found.nans, found.infs) == ([1, 0, 0], [0, 1, 0])
+    assert histograms.history({}, 3).counts.shape == (0, 3)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import io
 import os
 import pickle
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from types import ModuleType
-from typing import Final
+from typing import IO, Final, Literal
+from urllib.request import urlopen
 
 from sonde._errors import SondeError
 from sonde._require import require
@@ -15,6 +19,9 @@ from sonde.logframe.schema import Frame, exponent, validate
 MAX_PICKLE_BYTES: Final = 1 << 30
 SUFFIXES: Final = (".parquet", ".csv", ".pkl", ".pickle")
 """Files that may hold a LogFrame."""
+Format = Literal["parquet", "csv", "pickle"]
+_FORMATS: Final = {".parquet": "parquet", ".csv": "csv", ".pkl": "pickle", ".pickle": "pickle"}
+_COMPRESSIONS: Final = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz"}
 _SEPARATOR: Final = "|"
 
 _DATA_ONLY: Final = {
@@ -50,29 +57,45 @@ _DATA_ONLY: Final = {
 """Everything that a pickle of a frame may name. None of it runs code of the file's choice."""
 
 
-def read_logframe(path: str | os.PathLike[str]) -> Frame:
-    """A LogFrame from a `.parquet`, `.csv` or `.pkl` file.
+def read_logframe(
+    path: str | os.PathLike[str] | IO[bytes],
+    format: Format | None = None,
+    *,
+    compression: str | None = "infer",
+) -> Frame:
+    """A LogFrame from a `.parquet`, `.csv` or `.pkl` file, or from an open one.
 
     Pickles are read by a loader that refuses everything but the data of a pandas frame.
+
+    Args:
+        path: Of the file, or its URL; or an open binary file, with its format.
+        format: "parquet", "csv" or "pickle"; by default what the name of the file says.
+        compression: "gzip", "bz2" or "xz", by default what the name of the file says.
 
     Raises:
         SondeError: There is no LogFrame in that file, or it would run code.
     """
     pd = _pandas()
-    name = os.fspath(path)
-    kind = os.path.splitext(name)[1].lower()
+    name = os.fspath(path) if isinstance(path, str | os.PathLike) else "the open file"
+    plain, ending = os.path.splitext(name)
+    if compression == "infer":
+        compression = _COMPRESSIONS.get(ending.lower())
+    if ending.lower() in _COMPRESSIONS:
+        ending = os.path.splitext(plain)[1]
+    kind = format or _FORMATS.get(ending.lower())
     try:
-        match kind:
-            case ".parquet":
-                frame = _from_flat(pd.read_parquet(name))
-            case ".csv":
-                frame = _from_flat(pd.read_csv(name, keep_default_na=True))
-            case ".pkl" | ".pickle":
-                frame = _unpickled(name)
-            case _:
-                raise SondeError(
-                    f"`{name}` is no `.parquet`, `.csv` or `.pkl` file, so it cannot be read."
-                )
+        if kind not in _FORMATS.values():
+            raise SondeError(
+                f"`{name}` is no `.parquet`, `.csv` or `.pkl` file, so it cannot be read."
+            )
+        with _unpacked(path, compression) as file:
+            match kind:
+                case "parquet":
+                    frame = _from_flat(pd.read_parquet(file))
+                case "csv":
+                    frame = _from_flat(pd.read_csv(file, keep_default_na=True))
+                case _:
+                    frame = _unpickled(file, name)
     except OSError as error:
         raise SondeError(f"Cannot read `{name}`: {error}.") from error
     except SondeError:
@@ -80,6 +103,28 @@ def read_logframe(path: str | os.PathLike[str]) -> Frame:
     except Exception as error:  # whatever a library raises on a file that is not what it says
         raise SondeError(f"`{name}` cannot be read as a LogFrame: {error}") from error
     return validate(frame)
+
+
+@contextmanager
+def _unpacked(
+    path: str | os.PathLike[str] | IO[bytes], compression: str | None
+) -> Iterator[IO[bytes]]:
+    if compression not in (None, *_COMPRESSIONS.values()):
+        raise SondeError(
+            f"`compression` must be 'infer', 'gzip', 'bz2', 'xz' or None, got {compression!r}."
+        )
+    with ExitStack() as opened:
+        if isinstance(path, str) and path.startswith(("https://", "http://")):
+            answer = opened.enter_context(urlopen(path))  # noqa: S310  # http, as the line above says
+            file: IO[bytes] = io.BytesIO(answer.read(MAX_PICKLE_BYTES))
+        elif isinstance(path, str | os.PathLike):
+            file = opened.enter_context(open(path, "rb"))
+        else:
+            file = path
+        if compression is not None:
+            opener = import_module({"xz": "lzma"}.get(compression, compression)).open
+            file = opened.enter_context(opener(file, "rb"))
+        yield file
 
 
 def write(frame: Frame, path: str | os.PathLike[str]) -> None:
@@ -150,8 +195,8 @@ class _DataLoader(pickle.Unpickler):
         )
 
 
-def _unpickled(name: str) -> Frame:
-    if os.path.getsize(name) > MAX_PICKLE_BYTES:
+def _unpickled(file: IO[bytes], name: str) -> Frame:
+    held = file.read(MAX_PICKLE_BYTES + 1)
+    if len(held) > MAX_PICKLE_BYTES:
         raise SondeError(f"`{name}` is larger than {MAX_PICKLE_BYTES >> 20} MiB. Use Parquet.")
-    with open(name, "rb") as file:
-        return _DataLoader(io.BytesIO(file.read())).load()
+    return _DataLoader(io.BytesIO(held)).load()

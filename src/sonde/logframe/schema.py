@@ -56,6 +56,15 @@ def exponent(column: object) -> float:
     return found if math.isinf(found) or found.is_integer() else math.nan
 
 
+def frexp_shift(frame: Frame) -> int:
+    """What to take off the number of a column for the power of two at which it begins.
+
+    Column n of files of Track & Visualize counts 2**(n - 1) <= |x| < 2**n, which is 1. In frames
+    made with `exponents="floor"` it is 0.
+    """
+    return 0 if frame.attrs.get("exponents") == "floor" else 1
+
+
 def _missing(columns: list[tuple[object, object]]) -> list[str]:
     there = set(columns)
     found = [f"`('metadata', '{n}')` is missing" for n in METADATA if ("metadata", n) not in there]

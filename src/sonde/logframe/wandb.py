@@ -1,4 +1,4 @@
-"""A LogFrame as an artifact of a W&B run, of the type that Track & Visualize gives its own."""
+"""LogFrames as artifacts of W&B runs, of the type that Track & Visualize gives its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from sonde._errors import SondeError
 from sonde._require import require
-from sonde.logframe.files import write
+from sonde.logframe.files import SUFFIXES, read_logframe, write
 from sonde.logframe.schema import Frame
 
 _TYPE: Final = "tandv-logframe"
@@ -41,3 +41,14 @@ def to_wandb(frame: Frame, run: ArtifactRun | None = None, *, name: str | None =
         write(frame, path)
         artifact.add_file(str(path))  # copies it
     return run.log_artifact(artifact)
+
+
+def from_wandb(name: str) -> Frame:
+    """The LogFrames of an artifact of W&B (`entity/project/name:latest`), one below the other."""
+    wandb, pd = require("wandb", extra="wandb"), require("pandas", extra="pandas")
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(wandb.Api().artifact(name).download(root=folder))
+        files = sorted(path for path in found.rglob("*") if path.suffix in SUFFIXES)
+        if not files:
+            raise SondeError(f"The artifact `{name}` has no file with a LogFrame.")
+        return pd.concat([read_logframe(path) for path in files], ignore_index=True)

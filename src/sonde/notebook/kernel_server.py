@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -53,17 +54,21 @@ Pushed = Callable[[Mapping[str, object], bytes | None], None]
 
 
 class KernelServer:
-    """One for each folder of runs that a notebook shows; it ends with the kernel."""
+    """One for each folder of runs that a notebook shows; it ends with the kernel.
 
-    def __init__(self, folder: str) -> None:
+    With `is_open`, pages on this machine need no token. If the port is taken, one of the next ten.
+    """
+
+    def __init__(self, folder: str, *, port: int = 0, is_open: bool = False) -> None:
         self.folder = folder
-        self.token = new_token()
+        self.token = None if is_open else new_token()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: Server | None = None
         self._workers = Workers(folder, readers=1)
         self._ready = threading.Event()
+        self._is_over = threading.Event()
         self._visited_s = float("-inf")
-        self._listening = listen("127.0.0.1", 0)
+        self._listening = listen("127.0.0.1", port)
         self.port = int(self._listening.getsockname()[1])
         self._thread = threading.Thread(target=self._run, name="sonde-notebook", daemon=True)
         self._thread.start()
@@ -98,8 +103,24 @@ class KernelServer:
             return await self._workers.list(request)
         return await self._workers.read(run, request)
 
+    def outlive(self, end: Callable[[], None]) -> None:
+        """Keep the process when its program has ended, until this is closed or interrupted.
+
+        Calls `end` in between. In a notebook, a program has no end.
+        """
+
+        def stay() -> None:
+            threading.main_thread().join()
+            if not self._is_over.is_set():
+                end()
+            self._is_over.wait()
+
+        in_notebook = "ipykernel" in sys.modules
+        threading.Thread(target=stay, name="sonde-outlive", daemon=in_notebook).start()
+
     def close(self) -> None:
         """End the server and its workers."""
+        self._is_over.set()
         server = self._server
         if server is not None:
             server.should_exit = True
@@ -109,7 +130,9 @@ class KernelServer:
 
     def _run(self) -> None:
         uvicorn = require("uvicorn", extra="notebook")
-        rules = Rules.of(token=self.token, port=self.port, host="127.0.0.1", has_guests=True)
+        rules = Rules.of(
+            token=self.token, port=self.port, host="127.0.0.1", has_guests=self.token is not None
+        )
         app = make_app(self.folder, rules, workers=self._workers, is_ending=self._is_ending)
         config = uvicorn.Config(
             self._noting(app),

@@ -73,14 +73,17 @@ def lines(
     return figure
 
 
-def draw_statistic(ax: Axes, spec: Heat, rows: Sequence[int], *, log: bool = False) -> None:
-    """Draw rows of a heatmap as lines: one statistic of several tensors."""
+def draw_statistic(
+    ax: Axes, spec: Heat, rows: Sequence[int], *, log: bool = False, style: str = "-"
+) -> None:
+    """Draw rows of a heatmap as lines: one statistic of several tensors. With the style `.` each
+    number is a point."""
     values = heatmaps.grid(spec)
     flags = spec.flags.reshape(values.shape)
     x = (spec.columns.first + spec.columns.last) / 2
     for i, row in enumerate(rows):
         label = heatmaps.row_label(spec.rows[row])
-        ax.plot(x, values[row], color=f"C{i % 10}", label=label)
+        ax.plot(x, values[row], style, color=f"C{i % 10}", label=label)
         theme.mark_nonfinite(ax, x[flags[row] == NONFINITE])
     if log:
         ax.set_yscale("log")

@@ -65,11 +65,10 @@ def exponents(
     """Share of values by power of two at a step, with the limits of number formats.
 
     Column n holds values with 2**n <= |x| < 2**(n + 1). Lines mark the largest value (solid), the
-    smallest normal (dashed) and the smallest subnormal (dotted) of each format. `style` is "bar" or
-    "line".
+    smallest normal (dashed) and the smallest subnormal (dotted) of each format. `style` is "bar",
+    "line" or "kde": the shares smoothed over neighbouring powers of two.
     """
-    if style not in {"bar", "line"}:
-        raise SondeError(f"`style` must be 'bar' or 'line', got {style!r}.")
+    check_style(style)
     specs = _sections(run, site, kind, step, phase, rank, formats=tuple(formats))
     with theme.styled() as plt:
         figure, axes = theme.several(plt, ax, len(specs), wrap, sharey=True)
@@ -139,17 +138,34 @@ def draw_histogram(ax: Axes, spec: CrossSection) -> None:
     ax.set_title(_title(spec), loc="left")
 
 
+def check_style(style: str) -> None:
+    """Raise if exponents cannot be drawn in this style."""
+    if style not in {"bar", "line", "kde"}:
+        raise SondeError(f"`style` must be 'bar', 'line' or 'kde', got {style!r}.")
+
+
 def draw_exponents(
-    ax: Axes, spec: CrossSection, style: str, *, has_formats: bool, has_legend: bool
+    ax: Axes,
+    spec: CrossSection,
+    style: str,
+    *,
+    has_formats: bool,
+    has_legend: bool,
+    limits: tuple[bool, bool, bool] = (True, True, True),
 ) -> None:
-    """Draw a cross-section's exponents and the limits of its formats."""
+    """Draw a cross-section's exponents and the limits of its formats: the largest value, the
+    smallest normal and the smallest subnormal, as far as `limits` says."""
     shares = spec.exponent_counts / (spec.total or 1.0)
     if style == "bar":
         ax.bar(spec.exponents, shares, width=0.9, color=theme.BAR)
-    else:
+    elif style == "line":
         ax.plot(spec.exponents, shares, ".-", color=theme.BAR)
+    else:
+        x, smooth = _smoothed(spec.exponents.astype(np.float64), shares)
+        ax.fill_between(x, smooth, color=theme.BAR, alpha=0.3, linewidth=0)
+        ax.plot(x, smooth, color=theme.BAR)
     for colour, form in zip(_FORMAT_COLOURS, spec.formats if has_formats else (), strict=False):
-        _draw_format(ax, form, colour)
+        _draw_format(ax, form, colour, limits)
     ax.set_xlabel("exponent: $2^n \\leq |x| < 2^{n+1}$")
     ax.set_ylabel("share of values")
     apart = [
@@ -234,16 +250,31 @@ def _title(spec: CrossSection) -> str:
     return f"{theme.cut(spec.site.name, 34)} · step {spec.step}"
 
 
-def _draw_format(ax: Axes, form: FormatLoss, colour: str) -> None:
+def _smoothed(exponents: F64, shares: F64) -> tuple[F64, F64]:
+    """A density over the exponent with the same area: each share spread as a normal curve."""
+    if len(exponents) == 0:
+        return exponents, shares
+    x = np.linspace(exponents[0] - 3, exponents[-1] + 3, 16 * (len(exponents) + 6))
+    curves = np.exp(-0.5 * (x[:, None] - exponents) ** 2) / np.sqrt(2 * np.pi)
+    return x, curves @ shares
+
+
+def _draw_format(ax: Axes, form: FormatLoss, colour: str, limits: tuple[bool, bool, bool]) -> None:
     lost = [
         f"{name} {share:.1%}"
         for name, share in (("under", form.underflow), ("over", form.overflow))
         if share
     ]
     label = f"{form.title} ({', '.join(lost)})" if lost else form.title
-    ax.axvline(form.top_exponent + 0.5, linestyle="-", color=colour, label=label, linewidth=1)
-    ax.axvline(form.normal_exponent - 0.5, linestyle="--", color=colour, linewidth=1)
-    ax.axvline(form.smallest_exponent - 0.5, linestyle=":", color=colour, linewidth=1)
+    marks = (
+        (form.top_exponent + 0.5, "-"),
+        (form.normal_exponent - 0.5, "--"),
+        (form.smallest_exponent - 0.5, ":"),
+    )
+    for (x, line), is_wanted in zip(marks, limits, strict=True):
+        if is_wanted:
+            ax.axvline(x, linestyle=line, color=colour, label=label, linewidth=1)
+            label = "_nolegend_"
 
 
 def _exponent_limits(spec: CrossSection, *, has_formats: bool) -> tuple[float, float]:

@@ -111,7 +111,7 @@ def title(ax: Axes, text: str, notes: Sequence[str]) -> None:
 
 def mark_nonfinite(ax: Axes, steps: NDArray[np.float64]) -> None:
     """Red marks below the x axis at steps with NaN or Inf."""
-    ax.plot(
+    (marks,) = ax.plot(
         steps,
         np.zeros(len(steps)),
         "|",
@@ -120,6 +120,7 @@ def mark_nonfinite(ax: Axes, steps: NDArray[np.float64]) -> None:
         transform=ax.get_xaxis_transform(),
         clip_on=False,
     )
+    marks.set_in_layout(False)  # an empty line that is not clipped pushes panels apart
 
 
 def cut(text: str, limit: int) -> str:

@@ -6,6 +6,8 @@ definition, and what this is tested against.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 from sonde.record import COUNTS, Sketches
 from sonde.sketch.bins import EDGES, HALF, INF_BIN
 from sonde.sketch.columns import cut
-from sonde.sketch.model import Histogram, equal_edges
+from sonde.sketch.model import Histogram, Sketch, equal_edges
 
 _ROWS_AT_ONCE: Final = 256
 """So many that their dense bins take 4 MiB."""
@@ -41,6 +43,33 @@ def equal_histograms(s: Sketches, n: int) -> list[Histogram]:
     zeros, nans = s.counts[:, _ZEROS].tolist(), s.counts[:, _NANS].tolist()
     infs = (s.counts[:, _POS_INFS] + s.counts[:, _NEG_INFS]).tolist()
     return [Histogram(edges[i], counts[i], zeros[i], nans[i], infs[i], 0.0) for i in range(len(s))]
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramHistory:
+    """Histograms of one tensor over steps, on the same edges. `counts` is steps × bins; `nans` and
+    `infs` are counted beside the bins."""
+
+    edges: NDArray[np.float64]
+    steps: list[int]
+    counts: NDArray[np.float64]
+    nans: list[int]
+    infs: list[int]
+
+
+def history(sketches: Mapping[int, Sketch], n: int) -> HistogramHistory:
+    """Histograms of each step with `n` equal bins between the extrema of all steps."""
+    steps = sorted(sketches)
+    finite = [s for s in sketches.values() if s.finite]
+    low = min((s.min for s in finite), default=0.0)
+    high = max((s.max for s in finite), default=0.0)
+    edges = np.linspace(low, high if high > low else low + 1.0, n + 1)
+    found = [sketches[step].histogram(edges) for step in steps]
+    counts = np.stack([h.counts for h in found]) if found else np.zeros((0, n))
+    # The largest value of all lies on the last edge, which belongs to no bin.
+    for i, h in enumerate(found):
+        counts[i, -1] += h.outside
+    return HistogramHistory(edges, steps, counts, [h.nans for h in found], [h.infs for h in found])
 
 
 def _counts(s: Sketches, edges: NDArray[np.float64]) -> NDArray[np.float64]:
