@@ -1,0 +1,1 @@
+"""Trackers for PyTorch (`track.torch`) and JAX (`track.jax`), and LogFrames (`track.common`)."""

@@ -1,0 +1,110 @@
+"""`interactive`: the widget of Sonde for a LogFrame, opened at what a figure would show."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+from sonde._errors import SondeWarning
+from sonde.compat.tandv.track.common import TrainingStats
+from sonde.compat.tandv.viz import plots
+from sonde.compat.tandv.viz.selection import panels
+from sonde.logframe import to_run
+from sonde.logframe.schema import Frame
+from sonde.logframe.selection import metrics_of, rows_of
+from sonde.logframe.to_run import site_of
+from sonde.notebook.views import RunViews
+from sonde.store.reading.run import Run, open_run
+
+if TYPE_CHECKING:
+    from anywidget import AnyWidget
+
+Scalars = dict[str, dict[int, float]]
+
+_WITH_STATS: Final = (plots.exp_hist, plots.scalar_line)
+
+
+def interactive(
+    f: Callable[..., object],
+    train_stats: TrainingStats | Mapping[str, Any] | None = None,
+    width: int = 1500,
+    mouse_sensitivity: int = 10000,
+    **kwargs: Any,
+) -> AnyWidget:
+    """A widget of the LogFrame `df`, opened at what `f(**kwargs)` would draw.
+
+    With `train_stats` the loss is its timeline: a click there moves the step. `width` and
+    `mouse_sensitivity` have no effect: the widget is as wide as the cell.
+    """
+    del width, mouse_sensitivity
+    show = _SHOWN.get(f)
+    if show is None:
+        names = ", ".join(each.__name__ for each in _SHOWN)
+        raise ValueError(f"`f` must be one of viz.{names}, got {getattr(f, '__name__', f)!r}.")
+    if train_stats is not None and f not in _WITH_STATS:
+        warnings.warn(
+            "Training statistics go with `exp_hist` and `scalar_line`; here they are the timeline.",
+            SondeWarning,
+            stacklevel=2,
+        )
+    return show(kwargs.pop("df"), _losses(train_stats), kwargs)
+
+
+def _exponents(frame: Frame, scalars: Scalars, options: dict[str, Any]) -> AnyWidget:
+    step = options.get("step")
+    (_, rows), *_others = panels(frame, options["layer"], options["tt"], step)
+    meta = rows["metadata"].iloc[0]
+    site = site_of(str(meta["name"]), str(meta["tensor_type"]))
+    return RunViews(_run_of(frame, scalars)).exponents(site.path, site.kind, step=step)
+
+
+def _lines(frame: Frame, scalars: Scalars, options: dict[str, Any]) -> AnyWidget:
+    """Each statistic of each layer is a scalar of the run, to be chosen in the widget."""
+    chosen: Scalars = {}
+    layer, tt = options["layer"], options["tt"]
+    for key, rows in panels(frame, layer, tt):
+        steps = rows["metadata", "step"]
+        own = layer if isinstance(layer, str) else key
+        title = own if isinstance(tt, str) else f"{own}/{key}"
+        for metric in metrics_of(frame, options.get("scalar_metric")):
+            values = rows["scalar_stats", metric].astype(float).groupby(steps.to_numpy()).mean()
+            chosen[f"{title}/{metric}"] = values.to_dict()
+    return RunViews(_run_of(frame, {**scalars, **chosen})).lines(next(iter(chosen)))
+
+
+def _heatmap(frame: Frame, scalars: Scalars, options: dict[str, Any]) -> AnyWidget:
+    (metric,) = metrics_of(frame, options["scalar_metric"])
+    rows = rows_of(frame, None, options["tt"], every=int(options.get("inc", 1)))
+    meta = rows["metadata"].iloc[0]
+    site = site_of(str(meta["name"]), str(meta["tensor_type"]))
+    return RunViews(_run_of(rows, scalars)).heatmap(site.kind, _STATS.get(metric, metric))
+
+
+_SHOWN: Final[dict[Callable[..., object], Callable[..., AnyWidget]]] = {
+    plots.exp_hist: _exponents,
+    plots.scalar_line: _lines,
+    plots.scalar_global_heatmap: _heatmap,
+}
+_STATS: Final = {"mean_abs": "abs_mean"}
+
+
+def _losses(stats: TrainingStats | Mapping[str, Any] | None) -> Scalars:
+    if stats is None:
+        return {}
+    given = TrainingStats(**stats) if isinstance(stats, Mapping) else stats
+    found = {name: values for name, values in asdict(given).items() if values is not None}
+    steps = found.pop("steps")
+    return {name: dict(zip(steps, values, strict=True)) for name, values in found.items()}
+
+
+def _run_of(frame: Frame, scalars: Scalars) -> Run:
+    """The frame as a run in a folder that lasts as long as the process."""
+    folder = tempfile.mkdtemp(prefix="tandv-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return open_run(to_run(frame, os.path.join(folder, "logframe"), scalars=scalars))
