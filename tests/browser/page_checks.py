@@ -130,7 +130,7 @@ def check_theme(look):
     root = look.page.locator("#sonde")
     before = root.get_attribute("data-theme")
     look.page.keyboard.press("t")
-    assert root.get_attribute("data-theme") != before
+    expect(root).not_to_have_attribute("data-theme", before)
     look.page.keyboard.press("t")
 
 

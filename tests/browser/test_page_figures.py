@@ -119,13 +119,14 @@ def test_layers_are_a_table_that_is_sorted_and_saved(figure_server, open_page, f
     page = open_page(figure_server, f"#/layers?run={figure_ids['one']}&kind=param")
     page.get_by_role("button", name="table", exact=True).click()
     ready(page)
-    assert "table=1" in page.url
+    expect(page).to_have_url(re.compile("[?&]table=1(&|$)"))
     rms = page.get_by_role("columnheader", name="rms")
     rms.get_by_role("button").click()
-    assert rms.get_attribute("aria-sort") == "descending"
+    expect(rms).to_have_attribute("aria-sort", "descending")
     shown = [float(x.replace("−", "-")) for x in column(page, 2)]
     assert shown == sorted(shown, reverse=True)
     page.get_by_role("columnheader", name="not finite since").get_by_role("button").click()
+    expect(page.locator(".layer-rows tbody tr").first.locator("> :nth-child(6)")).to_have_text("8")
     assert column(page, 6)[:2] == ["8", "8"]
     with page.expect_download() as download:
         page.get_by_role("button", name="CSV").click()
@@ -176,9 +177,9 @@ def test_runs_are_filtered_and_sorted_by_their_settings(noted_server, open_page)
     assert "depth" not in heads  # the same in all
     names = page.locator(".run-name")
     page.get_by_role("columnheader", name="lr").get_by_role("button").click()
-    assert names.all_inner_texts() == ["gamma", "alpha", "beta"]
+    expect(names).to_have_text(["gamma", "alpha", "beta"])
     page.get_by_role("columnheader", name="lr").get_by_role("button").click()
-    assert names.all_inner_texts() == ["beta", "alpha", "gamma"]
+    expect(names).to_have_text(["beta", "alpha", "gamma"])
     expect(page.locator('[data-run="beta"]')).to_contain_text("the beta run")
     expect(page.locator('[data-run="beta"] .tag').first).to_have_text("sweep")
     page.get_by_role("searchbox", name="Filter runs").fill("lr=0.3")

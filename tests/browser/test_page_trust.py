@@ -115,15 +115,15 @@ def test_many_rows_are_folded_into_groups_that_open(made_server, open_page, made
     header = page.locator('.heat-group[data-group="model.layers.2"]')
     assert header.get_attribute("aria-expanded") == "false"
     header.click()
-    assert header.get_attribute("aria-expanded") == "true"
-    assert heat.get_attribute("data-lines") == "96"  # its header stays, 14 rows come
+    expect(header).to_have_attribute("aria-expanded", "true")
+    expect(heat).to_have_attribute("data-lines", "96")  # its header stays, 14 rows come
     header.click()
-    assert heat.get_attribute("data-lines") == "82"
+    expect(heat).to_have_attribute("data-lines", "82")
     heat.focus()
     for _ in range(3):
         page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
-    assert heat.get_attribute("data-lines") == "96"
+    expect(heat).to_have_attribute("data-lines", "96")
 
 
 def test_few_rows_are_not_folded(made_server, open_page, made_ids):
@@ -247,8 +247,8 @@ def test_boxes_count_as_the_tree_does(made_server, open_page, made_ids):
     step = box.locator(".alike .node-type")
     assert step.text_content() == "0"
     box.locator('[data-button="on"]').click()
-    assert step.text_content() == "1"
-    assert box.locator(".node-name").text_content() == "layers[1]"
+    expect(step).to_have_text("1")
+    expect(box.locator(".node-name")).to_have_text("layers[1]")
 
 
 def test_colours_of_boxes_have_a_legend(made_server, open_page, made_ids):
@@ -285,13 +285,11 @@ def test_the_root_has_a_name_of_its_own(made_server, open_page, made_ids):
 def test_arrow_keys_walk_recorded_steps(made_server, open_page, made_ids):
     page = open_page(made_server, f"#/layers?run={made_ids['irregular']}&step=4")
     cursor = page.locator("[data-cursor-step]")
-    seen = []
-    for _ in range(4):
+    for step in ("5", "12", "19", "26"):
         page.keyboard.press("ArrowRight")
-        seen.append(cursor.text_content())
-    assert seen == ["5", "12", "19", "26"]
+        expect(cursor).to_have_text(step)
     page.keyboard.press("ArrowLeft")
-    assert cursor.text_content() == "19"
+    expect(cursor).to_have_text("19")
 
 
 def test_the_open_tensor_follows_the_row(made_server, open_page, made_ids):

@@ -117,7 +117,7 @@ def test_the_theme_follows_the_system_and_can_be_changed(server, open_page, run_
     light = sum(int(v) for v in ground[4:-1].split(",")) / 3
     assert (light > 200) == (scheme == "light")
     page.keyboard.press("t")
-    assert root.get_attribute("data-theme") != scheme
+    expect(root).not_to_have_attribute("data-theme", scheme)
 
 
 def test_the_search_has_the_focus_before_the_next_key_can_come(server, open_page, run_ids):
@@ -210,5 +210,5 @@ def test_the_token_leaves_the_address_and_is_needed(server, open_page, browser):
     page.context.clear_cookies()
     page.goto(server.address)
     ready(page)
-    assert "token" not in page.url
+    expect(page).not_to_have_url(re.compile("token"))
     assert server.address.partition("=")[2] not in page.content()
