@@ -259,14 +259,16 @@ def test_single_views_and_the_picture_in_the_file(lab, notebook_page):
     import nbformat
     from nbconvert import HTMLExporter
 
-    page, name = notebook_page, "views"
+    page, name, other = notebook_page, "views", "views-again"
     train = "for _ in range(20):\n    step()\nwatch.close()\nrun = sonde.open(watch.path)\n"
     cells = [
-        SHOW.format(name=name) + train,
+        SHOW.format(name=other) + train + SHOW.format(name=name) + train,
         "heat = run.view.heatmap('param_grad', height=420)\nheat",
         "run.view.kymograph('0', kind='output', height=500)",
         "run.view.lines('loss')",
         "run.view.graph(height=400)",
+        "run.view.table('param', height=400)",
+        f"run.view.compare('runs/{other}', kind='param', height=600)",
         "run",
         "run.sketch('0', kind='output', step=0)",
     ]
@@ -282,6 +284,8 @@ def test_single_views_and_the_picture_in_the_file(lab, notebook_page):
         ("kymograph", "[data-kymo]"),
         ("lines", ".timeline .uplot"),
         ("graph", "[data-node]"),
+        ("table", ".layer-rows tbody tr"),
+        ("compare", "[data-compared='difference'] [data-heat]"),
     ):
         found = page.locator(f'{WIDGET} [data-solo="{view}"] {what}').first
         found.scroll_into_view_if_needed()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from browser_pages import ids, ready, serve, watch_page
-from made_runs import HOSTILE, hostile, steady, write
+from made_runs import HOSTILE, hostile, moe, steady, write
 from page_checks import CHECKS, Look
 from playwright.sync_api import expect
 
@@ -117,6 +117,30 @@ def test_what_it_does_not_hold_is_said_in_its_place(report, open_report):
     expect(page.locator(".heat-panel")).to_contain_text("This is not in the report")
     expect(page.locator(".timeline .uplot")).to_be_visible()
     expect(page.locator(".tree-line").first).to_be_visible()
+
+
+def test_it_compares_with_another_run_and_has_tables_and_time_axes(tmp_path, open_report):
+    one = sonde.open(write(tmp_path / "one", moe(2, 2)))
+    other = write(
+        tmp_path / "other",
+        moe(2, 2),
+        size=lambda site, step: steady(site, step) * (4 if step >= 8 else 1),
+    )
+    path = tmp_path / "report.html"
+    one.to_html(path, compare_with=other)
+    page = open_report(path)
+    expect(page.locator("[data-verdict]")).to_have_attribute("data-verdict", "different")
+    expect(page.locator("[data-compared]")).to_have_count(3)
+    page.locator("[data-farthest] .mover").first.click()
+    ready(page)
+    expect(page.locator("[data-moved]")).to_have_text("shifted +2.00 octaves, distance 2.00")
+    run = id_of(page).split(",")[0]
+    page.goto(f"{path.as_uri()}#/layers?run={run}&kind=param&table=1&axis=loss&step=3")
+    ready(page)
+    rms = one.stats("lm_head.weight", "param", stat="rms", steps=3)["rms"].iloc[0]
+    row = page.locator(".layer-rows tbody tr").filter(has_text="lm_head weight")
+    assert float(row.locator("td").first.inner_text()) == pytest.approx(rms, rel=5e-3)
+    expect(page.locator("[data-clock]")).to_be_visible()
 
 
 @pytest.mark.parametrize("name", HOSTILE)

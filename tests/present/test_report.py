@@ -108,9 +108,15 @@ def test_the_command_writes_a_report_and_says_what_is_not_in_it(folder, tmp_path
     assert main(["export", str(folder / "good"), "--html", str(target)]) == 2
     assert "exists" in capsys.readouterr().err
     more = ["--force", "--json", "--max-mb", "5", "--kind", "output"]
+    more += ["--compare-with", str(folder / "strange")]
     assert main(["export", str(folder / "good"), "--html", str(target), *more]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["bytes"] == target.stat().st_size
+    held = {view for view, *_ in answers_of(blocks_of(target.read_text()))}
+    assert {"table", "clock", "compare"} <= held
+    itself = ["--force", "--compare-with", str(folder / "good")]
+    assert main(["export", str(folder / "good"), "--html", str(target), *itself]) == 2
+    assert "cannot be compared with itself" in capsys.readouterr().err
     assert told["left_out"]
     assert main(["export", str(folder / "good"), "--html", str(tmp_path / "r.pdf")]) == 2
     assert main(["export", str(folder / "good"), "--html", str(target), "--max-mb", "0"]) == 2
@@ -125,9 +131,10 @@ def test_the_path_of_the_folder_is_not_told(folder, text):
 
 def test_the_document_about_reports_is_true(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    served.make_run(tmp_path / "runs" / "before", ["blocks.0", "head"])
     served.make_run(tmp_path / "runs" / "first", ["blocks.0", "head"])
     document = Path(__file__).parents[2] / "docs" / "reports.md"
     blocks = re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     exec("\n".join(blocks), {})
     assert (tmp_path / "report.html").stat().st_size < 5_000_000

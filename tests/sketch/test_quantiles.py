@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sonde.kernels.reference import sketch
 from sonde.record import Sketches
-from sonde.sketch import Sketch, concatenate, quantiles, staircase, statistic
+from sonde.sketch import Sketch, concatenate, quantiles, statistic
 from sonde.sketch.columns import take
 
 ODD = [0.0, -0.0, 1e-45, -1e-45, 1e-40, 2.0**-126, 1.0, -1.0, 3e38, -3e38, 1e39, -1e39, 1e300]
@@ -66,10 +66,10 @@ def test_a_quantile_outside_of_0_to_1_is_refused(q):
         quantiles(sketch(np.ones(2)).columns(), [q])
 
 
-def test_quantiles_of_many_rows_are_found_some_rows_at_a_time(monkeypatch):
-    """Their bins stay in the cache, and the answer is that of all rows together."""
+def test_quantiles_of_more_rows_than_are_read_at_once_are_those_of_each_alone():
     rng = np.random.default_rng(0)
     each = [sketch(rng.standard_normal(50) * 10.0**k) for k in range(7)]
-    many = concatenate([one.columns() for one in each])
-    monkeypatch.setattr(staircase, "_ROWS_AT_ONCE", 3)
-    np.testing.assert_array_equal(quantiles(many, SHARES), one_by_one(each))
+    many = concatenate([one.columns() for one in each] * 600)
+    assert len(many) == 4200
+    expected = np.tile(one_by_one(each), (600, 1))
+    np.testing.assert_array_equal(quantiles(many, SHARES), expected)

@@ -45,6 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="kinds of tensors whose histograms the HTML holds (default: all); may be given again",
     )
+    parser.add_argument(
+        "--compare-with",
+        metavar="RUN",
+        action="append",
+        default=[],
+        help="a run that the HTML compares this one with; may be given again",
+    )
     parser.add_argument("--table", choices=TABLES, default="stats", help="default: stats")
     parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -97,6 +104,7 @@ def _report(found: Run, arguments: argparse.Namespace) -> int:
             max_mb=max_mb,
             include=arguments.include,
             kinds=arguments.kind,
+            compare_with=arguments.compare_with,
             on_progress=lambda done, of: bar.update(task, completed=done, total=of),
         )
     if arguments.json:

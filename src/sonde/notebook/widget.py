@@ -6,14 +6,15 @@ asked of the kernel's server, or where a browser cannot reach that, through the 
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from queue import SimpleQueue
 from typing import Any, Final
 
+from sonde._errors import SondeWarning
 from sonde._require import require
 from sonde.notebook.kernel_server import KernelServer, Pushing
 from sonde.present import bundle
@@ -66,6 +67,11 @@ def widget_class() -> type[Any]:
         def pushing(self) -> Pushing | None:
             return self._pushing
 
+        @property
+        def undelivered(self) -> int:
+            """Updates that could not be sent to the notebook."""
+            return self._outbox.undelivered
+
         def close(self) -> None:
             """Take the widget away; nothing is pushed to it any more."""
             if self._pushing is not None:
@@ -93,6 +99,8 @@ class Outbox:
     def __init__(self, deliver: Callable[[Mapping[str, object], bytes | None], None]) -> None:
         self._deliver = deliver
         self._waiting: SimpleQueue[tuple[Mapping[str, object], bytes | None] | None] = SimpleQueue()
+        self.undelivered = 0
+        """Messages that could not be sent."""
         thread = thread_class()(target=self._run, name="sonde-outbox", daemon=True)
         thread.start()
 
@@ -106,8 +114,20 @@ class Outbox:
 
     def _run(self) -> None:
         while (found := self._waiting.get()) is not None:
-            with contextlib.suppress(Exception):  # the notebook has gone; the kernel goes on
+            try:
                 self._deliver(*found)
+            except Exception as error:  # of any host: a closed socket, a session that has ended
+                self._report(error)
+
+    def _report(self, error: Exception) -> None:
+        """Count what was not sent, and warn once: the kernel and the training go on."""
+        self.undelivered += 1
+        if self.undelivered == 1:
+            text = (
+                f"A widget could not be updated ({type(error).__name__}: {error}). Its output "
+                "stays as it was. Run the cell again to follow the run."
+            )
+            warnings.warn(text, SondeWarning, stacklevel=2)
 
 
 def thread_class() -> type[threading.Thread]:

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from sonde._errors import SondeError
-from sonde.plot import heatmaps, theme
+from sonde.plot import distributions, heatmaps, theme
 from sonde.plot.source import RunLike, Sites, ask_several, opened, site_ids, steps_of
+from sonde.plot.time_axis import FigureClock
 from sonde.views import ids
 from sonde.views.questions import PairedHeatQuestion, PairedSectionQuestion
 from sonde.views.runs.opened_run import OpenedRun
@@ -38,6 +37,7 @@ def compare(
     phase: str = "train",
     combine: Aggregate = "max_abs",
     columns: int = 512,
+    axis: str | None = None,
     scale: Scale = "linear",
     wrap: int = 3,
     ax: Axes | Sequence[Axes] | None = None,
@@ -46,7 +46,8 @@ def compare(
 
     With one other run: its heatmap beside that of the first, and log2(A/B). With several: the first
     run, then log2(A/B) with each. `measure="distance"` shows how far the values themselves are
-    apart, in octaves, in place of the ratio. With `site`: histograms of both runs at `step`.
+    apart, in octaves, in place of the ratio. With `site`: histograms of both runs at `step`. `axis`
+    is "time" or a scalar that the first run logged, in place of steps.
     """
     if not 0 < len(others) < _MAX_RUNS:
         raise SondeError(f"`compare` takes 1 to {_MAX_RUNS - 1} other runs, got {len(others)}.")
@@ -77,11 +78,12 @@ def compare(
         for other in runs[1:]
     ]
     panels = panels_of(specs, [one.run.name for one in runs])
+    clock = FigureClock.of(runs[0], axis)
     with theme.styled() as plt:
-        size = (3.0, min(max(0.13 * len(panels[0].rows) + 0.9, 1.8), 9.0))
+        size = (3.0, heatmaps.height_of(panels[0]))
         figure, axes = theme.several(plt, ax, len(panels), min(wrap, len(panels)), size=size)
         for i, (each, spec) in enumerate(zip(axes, panels, strict=True)):
-            heatmaps.draw(each, spec)
+            heatmaps.draw(each, spec, clock)
             if ax is None and i % wrap:
                 each.set_yticklabels([])
     return figure
@@ -106,14 +108,10 @@ def panels_of(specs: Sequence[PairedHeat], names: Sequence[str]) -> list[Heat]:
 def draw_histograms(ax: Axes, spec: PairedSection, names: Sequence[str]) -> None:
     """Draw the histograms of both runs on one axis, as density per value."""
     for part, name, colour in zip((spec.a, spec.b), names, _COLOURS, strict=True):
-        density = part.counts / (part.total or 1.0) / np.diff(part.edges)
-        ax.stairs(density, part.edges, color=colour, label=name, linewidth=1)
-        ax.stairs(density, part.edges, color=colour, fill=True, alpha=0.2)
-    if spec.a.scale in {"log", "exponent"}:
-        ax.set_xscale("log")
-    ax.set_xlim(spec.a.edges[0], spec.a.edges[-1])
-    ax.set_ylabel("density")
-    ax.set_xlabel("|value|" if spec.a.scale in {"log", "exponent"} else "value")
+        heights = distributions.density(part)
+        ax.stairs(heights, part.edges, color=colour, label=name, linewidth=1)
+        ax.stairs(heights, part.edges, color=colour, fill=True, alpha=0.2)
+    distributions.label_density(ax, spec.a)
     steps = f"step {spec.a.step}" if spec.a.step == spec.b.step else "other steps"
     moved = "" if spec.shift is None else f"{spec.shift:+.2f} octaves, distance {spec.w1:.2f}"
     theme.title(ax, f"{theme.cut(spec.a.site.name, 34)} · {steps}", [moved] if moved else [])

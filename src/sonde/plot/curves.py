@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sonde._errors import SondeError
 from sonde.plot import heatmaps, theme
 from sonde.plot.source import RunLike, Sites, ask, opened, site_ids, steps_of
+from sonde.plot.time_axis import STEPS, FigureClock
 from sonde.views import ids
 from sonde.views.questions import HeatQuestion, LinesQuestion
 from sonde.views.runs.opened_run import OpenedRun
@@ -31,6 +32,7 @@ def lines(
     phase: str | None = None,
     rank: int | None = None,
     columns: int = 1024,
+    axis: str | None = None,
     log: bool = False,
     wrap: int = 3,
     ax: Axes | Sequence[Axes] | None = None,
@@ -39,16 +41,19 @@ def lines(
     pattern or several) statistics of tensors, one panel for each statistic.
 
     Where several steps share a point, the band spans their lowest and highest value. Steps with NaN
-    or Inf have a red mark at the bottom.
+    or Inf have a red mark at the bottom. `axis` is "time" or a logged scalar such as "epoch", in
+    place of steps.
     """
     first, last = steps_of(steps)
     names = (name,) if isinstance(name, str) else tuple(name)
+    subject = opened(run)
+    clock = FigureClock.of(subject, axis)
     if site is not None:
-        heats = _statistics(opened(run), names, site, kind, (first, last), phase, rank, columns)
+        heats = _statistics(subject, names, site, kind, (first, last), phase, rank, columns)
         with theme.styled() as plt:
             figure, axes = theme.several(plt, ax, len(heats), wrap)
             for each, (heat, rows) in zip(axes, heats, strict=True):
-                draw_statistic(each, heat, rows, log=log)
+                draw_statistic(each, heat, rows, clock, log=log)
         return figure
     modules = () if module is None else (module,) if isinstance(module, str) else tuple(module)
     question = LinesQuestion(
@@ -61,7 +66,7 @@ def lines(
         last=last,
         columns=columns,
     )
-    spec: Lines = ask(opened(run), "lines", question)
+    spec: Lines = ask(subject, "lines", question)
     if not spec.lines:
         raise SondeError(
             f"This run has no scalar or metric {', '.join(f'`{n}`' for n in names)} in these steps."
@@ -69,25 +74,31 @@ def lines(
         )
     with theme.styled() as plt:
         figure, (only,) = theme.several(plt, ax, 1, 1, size=(4.4, 2.6))
-        draw(only, spec, log=log)
+        draw(only, spec, clock, log=log)
     return figure
 
 
 def draw_statistic(
-    ax: Axes, spec: Heat, rows: Sequence[int], *, log: bool = False, style: str = "-"
+    ax: Axes,
+    spec: Heat,
+    rows: Sequence[int],
+    clock: FigureClock = STEPS,
+    *,
+    log: bool = False,
+    style: str = "-",
 ) -> None:
     """Draw rows of a heatmap as lines: one statistic of several tensors. With the style `.` each
     number is a point."""
     values = heatmaps.grid(spec)
     flags = spec.flags.reshape(values.shape)
-    x = (spec.columns.first + spec.columns.last) / 2
+    x = clock.middles(spec.columns)
     for i, row in enumerate(rows):
         label = heatmaps.row_label(spec.rows[row])
         ax.plot(x, values[row], style, color=f"C{i % 10}", label=label)
         theme.mark_nonfinite(ax, x[flags[row] == NONFINITE])
     if log:
         ax.set_yscale("log")
-    ax.set_xlabel("step")
+    ax.set_xlabel(clock.label)
     ax.set_ylabel(spec.label)
     if len(rows) <= _MAX_LEGEND:
         ax.legend()
@@ -127,12 +138,12 @@ def _statistics(
     return found
 
 
-def draw(ax: Axes, spec: Lines, *, log: bool = False) -> None:
+def draw(ax: Axes, spec: Lines, clock: FigureClock, *, log: bool = False) -> None:
     """Draw the spec of lines."""
     for i, line in enumerate(spec.lines):
         part = slice(line.start, line.start + line.length)
         colour = f"C{i % 10}"
-        x = (spec.first[part] + spec.until[part]) / 2
+        x = clock.at((spec.first[part] + spec.until[part]) / 2)
         label = line.label if line.phase in {"", "train"} else f"{line.label} ({line.phase})"
         ax.plot(x, spec.mean[part], color=colour, label=label)
         if (spec.count[part] > 1).any():
@@ -143,7 +154,7 @@ def draw(ax: Axes, spec: Lines, *, log: bool = False) -> None:
         theme.mark_nonfinite(ax, bad)
     if log:
         ax.set_yscale("log")
-    ax.set_xlabel("step")
+    ax.set_xlabel(clock.label)
     if len(spec.lines) == 1:
         ax.set_ylabel(spec.lines[0].label)
     elif len(spec.lines) <= _MAX_LEGEND:

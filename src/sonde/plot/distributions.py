@@ -10,6 +10,7 @@ import numpy as np
 from sonde._errors import SondeError
 from sonde.plot import theme
 from sonde.plot.source import RunLike, Sites, ask, opened, site_ids, steps_of
+from sonde.plot.time_axis import FigureClock
 from sonde.views.questions import KymographQuestion, SectionQuestion
 from sonde.views.specs import F64, CrossSection, FormatLoss, Kymograph, ScaleChoice
 
@@ -87,6 +88,7 @@ def kymograph(
     rank: int | None = None,
     columns: int = 512,
     cells: int = 96,
+    axis: str | None = None,
     scale: ScaleChoice = "auto",
     wrap: int = 2,
     ax: Axes | Sequence[Axes] | None = None,
@@ -94,7 +96,8 @@ def kymograph(
     """How the values of a site (or of each of several) are spread, over the steps.
 
     Brightness is density per value; the line is the median, the dotted ones the 1 % and 99 %
-    quantiles. Steps with NaN or Inf have a red mark at the bottom.
+    quantiles. Steps with NaN or Inf have a red mark at the bottom. `axis` is "time" or a logged
+    scalar such as "epoch", in place of steps.
     """
     first, last = steps_of(steps)
     subject = opened(run)
@@ -118,16 +121,26 @@ def kymograph(
     ]
     with theme.styled() as plt:
         figure, axes = theme.several(plt, ax, len(specs), wrap)
+        clock = FigureClock.of(subject, axis)
         for each, spec in zip(axes, specs, strict=True):
-            draw_kymograph(each, spec)
+            draw_kymograph(each, spec, clock)
     return figure
 
 
 def draw_histogram(ax: Axes, spec: CrossSection) -> None:
     """Draw a cross-section's histogram."""
-    widths = np.diff(spec.edges)
-    total = spec.total or 1.0
-    ax.stairs(spec.counts / total / widths, spec.edges, fill=True, color=theme.BAR)
+    ax.stairs(density(spec), spec.edges, fill=True, color=theme.BAR)
+    label_density(ax, spec)
+    ax.set_title(_title(spec), loc="left")
+
+
+def density(spec: CrossSection) -> F64:
+    """Share of values per unit of value in each cell."""
+    return spec.counts / (spec.total or 1.0) / np.diff(spec.edges)
+
+
+def label_density(ax: Axes, spec: CrossSection) -> None:
+    """Put the axes of a histogram in place."""
     if spec.scale in {"log", "exponent"}:
         ax.set_xscale("log")
     elif spec.scale == "asinh":
@@ -135,7 +148,6 @@ def draw_histogram(ax: Axes, spec: CrossSection) -> None:
     ax.set_xlim(spec.edges[0], spec.edges[-1])
     ax.set_ylabel("density")
     ax.set_xlabel("|value|" if spec.scale in {"log", "exponent"} else "value")
-    ax.set_title(_title(spec), loc="left")
 
 
 def check_style(style: str) -> None:
@@ -183,21 +195,20 @@ def draw_exponents(
         ax.legend(loc="upper left")
 
 
-def draw_kymograph(ax: Axes, spec: Kymograph) -> QuadMesh:
+def draw_kymograph(ax: Axes, spec: Kymograph, clock: FigureClock) -> QuadMesh:
     """Draw a kymograph's spec. Returns the image."""
     cells = len(spec.edges) - 1
-    density = spec.density.reshape(len(spec.columns.first), cells).T.astype(np.float64)
-    x = _edges_of(spec.columns.first, spec.columns.last)
+    shown = spec.density.reshape(len(spec.columns.first), cells).T.astype(np.float64)
     image = ax.pcolormesh(
-        x,
+        clock.edges(spec.columns),
         spec.edges,
-        np.where(density > 0, density, np.nan),
+        np.where(shown > 0, shown, np.nan),
         cmap="magma",
         vmin=0,
         vmax=spec.max_density or 1.0,
         rasterized=True,
     )
-    middle = (spec.columns.first + spec.columns.last) / 2
+    middle = clock.middles(spec.columns)
     if spec.scale in {"log", "exponent"}:
         ax.set_yscale("log")
     else:
@@ -208,7 +219,7 @@ def draw_kymograph(ax: Axes, spec: Kymograph) -> QuadMesh:
     bad = (spec.nans + spec.pos_infs + spec.neg_infs) > 0
     theme.mark_nonfinite(ax, middle[bad])
     ax.set_ylim(spec.edges[0], spec.edges[-1])
-    ax.set_xlabel("step")
+    ax.set_xlabel(clock.label)
     ax.set_ylabel("|value|" if spec.scale in {"log", "exponent"} else "value")
     theme.title(ax, spec.site.name, spec.notes)
     return image
@@ -286,11 +297,3 @@ def _exponent_limits(spec: CrossSection, *, has_formats: bool) -> tuple[float, f
         near = [m for m in marks if low - _NEAR <= m <= high + _NEAR]
         low, high = min([low, *near]), max([high, *near])
     return low - 1.5, high + 1.5
-
-
-def _edges_of(first: F64, last: F64) -> F64:
-    if len(first) == 0:
-        return np.array([0.0, 1.0])
-    width = float(np.median(np.diff(first))) if len(first) > 1 else 1.0
-    inner = (last[:-1] + first[1:]) / 2
-    return np.concatenate([[first[0] - width / 2], inner, [last[-1] + width / 2]])

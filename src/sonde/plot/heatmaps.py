@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from sonde.plot import theme
 from sonde.plot.source import RunLike, ask, opened, steps_of
+from sonde.plot.time_axis import STEPS, FigureClock
 from sonde.views import ids
 from sonde.views.questions import HeatQuestion
 from sonde.views.specs import NONFINITE, NUMBER, Aggregate, Heat, HeatRow, Norm
@@ -38,6 +39,7 @@ def heatmap(
     normalize: Norm = "none",
     group_repeats: bool = False,
     columns: int = 512,
+    axis: str | None = None,
     scale: str = "auto",
     cmap: str | None = None,
     ax: Axes | None = None,
@@ -45,7 +47,8 @@ def heatmap(
     """One statistic of all sites of a kind (or one metric of all modules) over the steps.
 
     Cells with NaN or Inf are red. `under` keeps a module and all below it. Steps that share a
-    column are combined by `combine`. `scale` is "linear", "log" or "auto".
+    column are combined by `combine`. `axis` is "time" or a logged scalar such as "epoch", in place
+    of steps. `scale` is "linear", "log" or "auto".
     """
     first, last = steps_of(steps)
     subject = opened(run)
@@ -67,18 +70,29 @@ def heatmap(
     )
     spec: Heat = ask(subject, "heat", question)
     with theme.styled() as plt:
-        height = min(max(0.13 * len(spec.rows) + 0.9, 1.8), 9.0)
-        figure, ax = theme.one(plt, ax, (5.2, height))
-        draw(ax, spec, scale=scale, cmap=cmap)
+        figure, ax = theme.one(plt, ax, (5.2, height_of(spec)))
+        draw(ax, spec, FigureClock.of(subject, axis), scale=scale, cmap=cmap)
     return figure
 
 
-def draw(ax: Axes, spec: Heat, *, scale: str = "auto", cmap: str | None = None) -> QuadMesh:
+def height_of(spec: Heat) -> float:
+    """Inches that the rows need."""
+    return min(max(0.13 * len(spec.rows) + 0.9, 1.8), 9.0)
+
+
+def draw(
+    ax: Axes,
+    spec: Heat,
+    clock: FigureClock = STEPS,
+    *,
+    scale: str = "auto",
+    cmap: str | None = None,
+) -> QuadMesh:
     """Draw a heatmap's spec. Returns the image."""
     values = grid(spec)
     colours = cmap or ("RdBu_r" if spec.is_signed else "viridis")
     norm = _norm(spec, scale)
-    edges = _step_edges(spec)
+    edges = clock.edges(spec.columns)
     rows = np.arange(len(spec.rows) + 1) - 0.5
     image = ax.pcolormesh(edges, rows, values, cmap=colours, norm=norm, rasterized=True)
     bad = np.where(spec.flags.reshape(values.shape) == NONFINITE, 1.0, np.nan)
@@ -89,7 +103,7 @@ def draw(ax: Axes, spec: Heat, *, scale: str = "auto", cmap: str | None = None) 
         ax.pcolormesh(edges, rows, bad, cmap=red, rasterized=True)
     ax.invert_yaxis()
     _label_rows(ax, spec)
-    ax.set_xlabel("step")
+    ax.set_xlabel(clock.label)
     theme.title(ax, spec.title, spec.notes)
     bar = ax.figure.colorbar(image, ax=ax, fraction=0.03, pad=0.01)
     bar.set_label(spec.label)
@@ -117,16 +131,6 @@ def _norm(spec: Heat, scale: str) -> Normalize:
         start = max(low, least or 0.0)
         return LogNorm(start, max(high, start * 2)) if start > 0 else Normalize(low, high)
     return Normalize(low, high if high > low else low + 1)
-
-
-def _step_edges(spec: Heat) -> NDArray[np.float64]:
-    """Where columns begin and end: half way between the steps of neighbours."""
-    first, last = spec.columns.first, spec.columns.last
-    if len(first) == 0:
-        return np.array([0.0, 1.0])
-    inner = (last[:-1] + first[1:]) / 2
-    width = float(np.median(np.diff(first))) if len(first) > 1 else 1.0
-    return np.concatenate([[first[0] - width / 2], inner, [last[-1] + width / 2]])
 
 
 def _label_rows(ax: Axes, spec: Heat) -> None:

@@ -26,7 +26,13 @@ FORMAT: Final = 1
 _LEVEL: Final = 6
 """Of gzip: 9 saves 1 % and takes four times as long on the answers of a report."""
 
-NEAR: Final = {"section": "step", "tint": "step", "variable": "step"}
+NEAR: Final = {
+    "section": "step",
+    "tint": "step",
+    "variable": "step",
+    "table": "step",
+    "paired_section": "step",
+}
 """The parameter of which the nearest one that is there will do."""
 
 _TIME: Final = frozenset({"first", "last", "columns", "after"})
@@ -41,6 +47,7 @@ _FREE: Final[Mapping[str, frozenset[str]]] = {
     "variable": frozenset({"rows", "columns", "context"}),
     "tint": _TIME | {"sparks"},
     "movers": frozenset({"limit"}),
+    "paired_heat": _TIME - {"after"},
 }
 """Parameters that do not tell one answer from another."""
 
@@ -52,12 +59,14 @@ Question = tuple[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question with its answer. `step` is the one that the answer is about, where it has one."""
+    """A question with its answer. `step` is the one that the answer is about, where it has one;
+    `state` that of its run, where it is another one than that of the archive."""
 
     view: str
     question: object
     spec: object
     step: int | None = None
+    state: RunState | None = None
 
 
 @dataclass(slots=True)
@@ -69,7 +78,7 @@ class AnswerBlock:
 
     def put(self, asked: Asked, run: RunState | None) -> None:
         """Add an answer."""
-        _, data = envelope.pack(asked.view, asked.spec, run)
+        _, data = envelope.pack(asked.view, asked.spec, asked.state or run)
         self.put_packed(asked.view, asked.question, data, asked.step)
 
     def put_packed(self, view: str, question: object, data: bytes, step: int | None = None) -> None:
@@ -116,6 +125,14 @@ class Archive:
         found = {"format": FORMAT, "about": about, "views": views, "answers": self._places}
         text = json.dumps(found, ensure_ascii=True, separators=(",", ":"))
         return encoded(text.encode("ascii"))
+
+
+def step_of(view: str, spec: object) -> int | None:
+    """The step that an answer is about, for views that have one."""
+    if view not in NEAR:
+        return None
+    found: int | None = getattr(getattr(spec, "a", spec), "step", None)
+    return found
 
 
 def encoded(data: bytes) -> str:

@@ -4,17 +4,16 @@ import { type Signal, useComputed, useSignal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import type { ComparedRuns, Heat, PairedHeat } from "../api.gen";
-import type { App } from "../app/app";
 import { useApp, useQuery, useSettled, useSize } from "../app/hooks";
 import { number } from "../core/format";
-import { type Figure, namesOption, stepsOption } from "../core/python";
 import { type ColourScale, colourScale } from "../core/scales";
 import { Boundary } from "./Boundary";
 import { ChartMenu } from "./ChartMenu";
+import { CombineSteps } from "./CombineSteps";
 import { FarList, Verdict } from "./CompareSummary";
-import { Segments, Select } from "./Controls";
+import { Segments } from "./Controls";
 import { HeatView, useHeatLink } from "./HeatView";
-import { columnsFor, windowOf } from "./heatquery";
+import { compareFigure, pairedQuestion } from "./heatquery";
 import { heatTable, rowOrder } from "./heatwords";
 import { PairedDrawer } from "./PairedDrawer";
 import { RunPicker } from "./RunPicker";
@@ -23,7 +22,7 @@ import { letterOf, RunKey } from "./Timeline";
 
 export function ComparePage() {
   const app = useApp();
-  const { runs, measure, aggregate, site } = app.state.value;
+  const { runs, measure, site } = app.state.value;
   const verdicts = useSignal<ReadonlyMap<string, ComparedRuns>>(new Map());
   if (runs.length < 2) return <RunPicker />;
   const others = runs.slice(1);
@@ -48,16 +47,7 @@ export function ComparePage() {
           ]}
           onChange={(value) => app.set({ measure: value })}
         />
-        <Select
-          label="Combine steps"
-          value={aggregate}
-          options={[
-            { value: "max_abs", label: "max |x|" },
-            { value: "mean", label: "mean" },
-            { value: "last", label: "last" },
-          ]}
-          onChange={(value) => app.set({ aggregate: value as typeof aggregate })}
-        />
+        <CombineSteps />
         <span class="stretch" />
         <RunPicker isSmall />
       </div>
@@ -200,26 +190,8 @@ function Asked({
   put: (run: string, heat: PairedHeat | null) => void;
 }) {
   const app = useApp();
-  const { x, kind, stat, under, phase, aggregate, measure, names } = app.state.value;
-  const settled = useSettled(x, 160);
-  const about = app.about.value;
-  const chosen = kind ?? about?.kind;
-  const question =
-    about && chosen
-      ? {
-          run: app.run.value!,
-          other,
-          name: [...names],
-          kind: chosen,
-          stat: stat ?? about.stat,
-          ...(under ? { under } : {}),
-          ...(phase ? { phase } : {}),
-          ...(aggregate === "max_abs" ? {} : { aggregate }),
-          ...(measure === "ratio" ? {} : { measure }),
-          ...windowOf(settled),
-          columns: columnsFor(width),
-        }
-      : null;
+  const settled = useSettled(app.state.value.x, 160);
+  const question = pairedQuestion(app, other, settled, width);
   const { data, error } = useQuery("paired_heat", question, { everyMs: 3000 }).value;
   useEffect(() => put(other, data), [data]);
   useEffect(() => () => put(other, null), []);
@@ -246,25 +218,6 @@ interface OneProps {
   isFirst?: boolean;
   scale?: ColourScale;
   other?: string;
-}
-
-/** The call that draws these heatmaps: all runs that are open. */
-function compareFigure(app: App, spec: PairedHeat): Figure {
-  const { runs, measure, aggregate, under, names } = app.state.value;
-  return {
-    name: "compare",
-    given: [],
-    others: runs.slice(1),
-    options: [
-      ["kind", spec.a.kind],
-      ["stat", spec.a.stat],
-      ["measure", measure === "ratio" ? undefined : measure],
-      ["under", under ?? undefined],
-      ["steps", stepsOption(app.state.value.x, app.lastStep.value)],
-      ["combine", aggregate === "max_abs" ? undefined : aggregate],
-      ["names", namesOption(names)],
-    ],
-  };
 }
 
 function One({ title, heat, spec, link, isFirst = false, scale, other }: OneProps) {

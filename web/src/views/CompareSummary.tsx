@@ -10,6 +10,7 @@ import { count, kind as kindLabel, share, site as siteName } from "../core/forma
 import { Button, Icon } from "./Controls";
 import { Failed, Loading } from "./States";
 import { RunKey } from "./Timeline";
+import { Words } from "./Words";
 
 const WORDS = { different: "Different", alike: "Alike" };
 
@@ -60,7 +61,7 @@ export function Verdict({ other, letter, isChosen, isOpen, onFound }: VerdictPro
           <h2>{WORDS[data.verdict]}</h2>
         )}
         <p class="headline" data-headline>
-          {data.headline.charAt(0).toUpperCase() + data.headline.slice(1)}
+          <Words text={data.headline.charAt(0).toUpperCase() + data.headline.slice(1)} />
         </p>
         {first && (
           <Button

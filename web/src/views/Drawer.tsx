@@ -4,12 +4,11 @@ import { useEffect, useRef } from "preact/hooks";
 import type { CrossSection } from "../api.gen";
 import { useApp, useQuery, useSettled } from "../app/hooks";
 import { pin } from "../app/pins";
-import { setCursor } from "../app/time";
-import { count, kind as kindLabel, shape, share, site as siteTitle, value } from "../core/format";
+import { count, shape, share, value } from "../core/format";
 import { ChartMenu } from "./ChartMenu";
 import { Button } from "./Controls";
+import { DrawerFrame, DrawerHead } from "./DrawerFrame";
 import { ExponentChart, lossAt } from "./ExponentChart";
-import { Failed, Loading } from "./States";
 
 export const FORMATS: readonly { name: string; title: string }[] = [
   { name: "float8_e4m3fn", title: "fp8 e4m3" },
@@ -42,28 +41,11 @@ function OpenDrawer({ site }: { site: string }) {
           ...(rank === null ? {} : { rank }),
           format: FORMATS.map((f) => f.name),
         };
-  const { data, error } = useQuery("section", question, { isFixed: true }).value;
+  const found = useQuery("section", question, { isFixed: true }).value;
   useEffect(() => {
-    if (data) app.notes.value = data.notes;
-  }, [data]);
-  return (
-    <section class="drawer" aria-label="Tensor at a step" data-drawer>
-      {error && !data && (
-        <div class="drawer-head">
-          <Failed error={error} what="This tensor" />
-          <Button
-            icon="close"
-            label="Close"
-            keys="Esc"
-            isQuiet
-            onClick={() => app.set({ site: null }, true)}
-          />
-        </div>
-      )}
-      {!data && !error && <Loading what="the tensor" />}
-      {data && <Inside data={data} />}
-    </section>
-  );
+    if (found.data) app.notes.value = found.data.notes;
+  }, [found.data]);
+  return <DrawerFrame found={found}>{(data) => <Inside data={data} />}</DrawerFrame>;
 }
 
 function Inside({ data }: { data: CrossSection }) {
@@ -79,36 +61,14 @@ function Inside({ data }: { data: CrossSection }) {
     });
   return (
     <>
-      <div class="drawer-head">
-        <h2 class="cut" title={site.name}>
-          {siteTitle(site)}
-        </h2>
-        <span class="tag">{kindLabel(site.kind)}</span>
-        <span class="dim">
-          {site.dtype} {shape(site.shape)}
-        </span>
-        <span class="stretch" />
-        <div class="stepper" role="group" aria-label="Recorded steps">
-          <Button
-            icon="left"
-            label="Previous recorded step"
-            keys="←"
-            isQuiet
-            disabled={data.previous === null}
-            onClick={() => setCursor(app, data.previous)}
-          />
-          <span class="number" data-drawer-step>
-            step {count(data.step)}
+      <DrawerHead
+        section={data}
+        told={
+          <span class="dim">
+            {site.dtype} {shape(site.shape)}
           </span>
-          <Button
-            icon="right"
-            label="Next recorded step"
-            keys="→"
-            isQuiet
-            disabled={data.next === null}
-            onClick={() => setCursor(app, data.next)}
-          />
-        </div>
+        }
+      >
         <ChartMenu
           of={chart}
           name={`${site.name}-step-${data.step}`}
@@ -128,14 +88,7 @@ function Inside({ data }: { data: CrossSection }) {
         <Button label="Pin its module" icon="pin" onClick={() => pin(app, { module: site.module })}>
           Pin
         </Button>
-        <Button
-          icon="close"
-          label="Close"
-          keys="Esc"
-          isQuiet
-          onClick={() => app.set({ site: null }, true)}
-        />
-      </div>
+      </DrawerHead>
       <div class="drawer-body" ref={chart}>
         <div class="exponents">
           <ExponentChart data={data} formats={shown} shift={shift} />

@@ -28,6 +28,7 @@ import { columnsFor, shownSteps, windowOf } from "./heatquery";
 import { CursorLines } from "./LineChart";
 import { useTimePointer } from "./pointer";
 import { Tip, type TipContent } from "./Tip";
+import { Words } from "./Words";
 
 const HEIGHT = 96;
 const GUTTER = 46;
@@ -83,7 +84,13 @@ export function Kymo({ run, site }: { run: string; site: SiteRef }) {
           <Foot data={data} width={width} />
         </>
       ) : (
-        <div class="kymo-space">{error && <p class="hint">{error.message}</p>}</div>
+        <div class="kymo-space">
+          {error && (
+            <p class="hint">
+              <Words text={error.message} />
+            </p>
+          )}
+        </div>
       )}
     </div>
   );

@@ -2,6 +2,7 @@
 
 import { useApp } from "../app/hooks";
 import { Boundary } from "./Boundary";
+import { CombineSteps } from "./CombineSteps";
 import { Button, Segments, Select } from "./Controls";
 import { Drawer } from "./Drawer";
 import { HeatPanel } from "./HeatPanel";
@@ -9,7 +10,7 @@ import { LayerTable } from "./LayerTable";
 
 export function LayersPage() {
   const app = useApp();
-  const { norm, aggregate, order, colour, map, areRowsFolded, isTable, site } = app.state.value;
+  const { norm, order, colour, map, areRowsFolded, isTable, site } = app.state.value;
   return (
     <div class="layers">
       <div class="subbar" role="toolbar" aria-label="Layers">
@@ -34,18 +35,7 @@ export function LayersPage() {
               ]}
               onChange={(value) => app.set({ norm: value as typeof norm })}
             />
-            <Select
-              label="Combine steps"
-              value={aggregate}
-              options={[
-                { value: "max_abs", label: "max |x|" },
-                { value: "max", label: "max" },
-                { value: "min", label: "min" },
-                { value: "mean", label: "mean" },
-                { value: "last", label: "last" },
-              ]}
-              onChange={(value) => app.set({ aggregate: value as typeof aggregate })}
-            />
+            <CombineSteps />
             <Select
               label="Rows"
               value={order}

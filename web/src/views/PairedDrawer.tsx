@@ -3,15 +3,13 @@
 import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 import type { CrossSection, PairedSection } from "../api.gen";
 import { useApp, useQuery, useSettled, useSize } from "../app/hooks";
-import { setCursor } from "../app/time";
-import { count, kind as kindLabel, number, share, site as siteName, value } from "../core/format";
+import { count, number, share, value } from "../core/format";
 import { namesOption } from "../core/python";
 import { linearTicks } from "../core/scales";
 import { ChartMenu } from "./ChartMenu";
 import { moved } from "./CompareSummary";
-import { Button } from "./Controls";
 import { FONT, prepare } from "./canvas";
-import { Failed, Loading } from "./States";
+import { DrawerFrame, DrawerHead } from "./DrawerFrame";
 import { RunKey, runColour } from "./Timeline";
 
 const AXIS = 20;
@@ -26,59 +24,20 @@ export function PairedDrawer({ site, other }: { site: string; other: string }) {
     step === null
       ? null
       : { run: app.run.value!, other, site, step, name: [...names], ...(phase ? { phase } : {}) };
-  const { data, error } = useQuery("paired_section", question, { isFixed: true }).value;
+  const found = useQuery("paired_section", question, { isFixed: true }).value;
+  const places = [0, app.state.value.runs.indexOf(other)];
   useEffect(() => {
-    if (data) app.notes.value = [...data.a.notes];
-  }, [data]);
-  const close = (
-    <Button
-      icon="close"
-      label="Close"
-      keys="Esc"
-      isQuiet
-      onClick={() => app.set({ site: null }, true)}
-    />
-  );
+    if (found.data) app.notes.value = [...found.data.a.notes];
+  }, [found.data]);
   return (
-    <section class="drawer" aria-label="Tensor at a step" data-drawer>
-      {error && !data && (
-        <div class="drawer-head">
-          <Failed error={error} what="This tensor" />
-          {close}
-        </div>
-      )}
-      {!data && !error && <Loading what="the tensor" />}
-      {data && (
+    <DrawerFrame found={found}>
+      {(data) => (
         <>
-          <div class="drawer-head">
-            <h2 class="cut" title={data.a.site.name}>
-              {siteName(data.a.site)}
-            </h2>
-            <span class="tag">{kindLabel(data.a.site.kind)}</span>
-            <span data-moved>{moved(data, true)}</span>
-            <span class="stretch" />
-            <div class="stepper" role="group" aria-label="Recorded steps">
-              <Button
-                icon="left"
-                label="Previous recorded step"
-                keys="←"
-                isQuiet
-                disabled={data.a.previous === null}
-                onClick={() => setCursor(app, data.a.previous)}
-              />
-              <span class="number" data-drawer-step>
-                step {count(data.a.step)}
-                {data.b.step !== data.a.step && ` and ${count(data.b.step)}`}
-              </span>
-              <Button
-                icon="right"
-                label="Next recorded step"
-                keys="→"
-                isQuiet
-                disabled={data.a.next === null}
-                onClick={() => setCursor(app, data.a.next)}
-              />
-            </div>
+          <DrawerHead
+            section={data.a}
+            told={<span data-moved>{moved(data, true)}</span>}
+            more={data.b.step === data.a.step ? "" : ` and ${count(data.b.step)}`}
+          >
             <ChartMenu
               of={chart}
               name={`${data.a.site.name}-step-${data.a.step}-both`}
@@ -102,15 +61,14 @@ export function PairedDrawer({ site, other }: { site: string; other: string }) {
                 ]),
               ]}
             />
-            {close}
-          </div>
+          </DrawerHead>
           <div class="drawer-body" ref={chart}>
-            <Histograms data={data} places={[0, app.state.value.runs.indexOf(other)]} />
-            <Numbers data={data} places={[0, app.state.value.runs.indexOf(other)]} />
+            <Histograms data={data} places={places} />
+            <Numbers data={data} places={places} />
           </div>
         </>
       )}
-    </section>
+    </DrawerFrame>
   );
 }
 

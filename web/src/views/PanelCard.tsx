@@ -17,6 +17,7 @@ import { Kymo } from "./Kymo";
 import { LineChart, type Series, valueAt } from "./LineChart";
 import { Failed, Loading } from "./States";
 import { VariableView } from "./VariableView";
+import { Words } from "./Words";
 
 interface Props {
   run: string;
@@ -302,7 +303,11 @@ function MetricLine({ run, module, name }: { run: string; module: string; name: 
           }}
         />
       </div>
-      {error && !data && <p class="hint">{error.message}</p>}
+      {error && !data && (
+        <p class="hint">
+          <Words text={error.message} />
+        </p>
+      )}
       {domain && series.length > 0 ? (
         <LineChart
           series={series}

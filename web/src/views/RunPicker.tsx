@@ -3,6 +3,7 @@
 import { useApp, useQuery } from "../app/hooks";
 import { Select } from "./Controls";
 import { Empty, Loading } from "./States";
+import { Words } from "./Words";
 
 const MOST_RUNS = 8;
 
@@ -30,7 +31,9 @@ export function RunPicker({ isSmall = false }: { isSmall?: boolean }) {
   if (error && !data) {
     return (
       <Empty title="There is no other run here">
-        <p>{error.message}</p>
+        <p>
+          <Words text={error.message} />
+        </p>
       </Empty>
     );
   }

@@ -27,8 +27,11 @@ export function RunsPage() {
     return () => clearInterval(timer);
   }, []);
   useEffect(() => {
-    const only = data?.runs.length === 1 && !data.runs[0].problem ? data.runs[0] : null;
-    if (app.isFresh && only) app.set({ page: "overview", runs: [only.id] });
+    const good = (data?.runs ?? []).filter((r) => !r.problem).map((r) => r.id);
+    const isOne = data?.runs.length === 1 && good.length === 1;
+    if (app.isFresh && isOne) app.set({ page: "overview", runs: good });
+    else if (app.isFresh && app.report.value && good.length > 1)
+      app.set({ page: "compare", runs: good }); // a report of several runs compares them
     if (data) app.isFresh = false;
   }, [data]);
   const shown = reload.value ?? data;

@@ -1,21 +1,27 @@
 /** One view without the frame around it, as notebooks show it; the timeline always stands below. */
 
-import type { ComponentType } from "preact";
+import type { ComponentChildren, ComponentType } from "preact";
 import type { SiteRef } from "../api.gen";
 import { useApp, useQuery } from "../app/hooks";
 import { Boundary } from "./Boundary";
+import { ComparePage } from "./ComparePage";
 import { Drawer } from "./Drawer";
 import { ExplorePage } from "./ExplorePage";
 import { HeatPanel } from "./HeatPanel";
 import { Kymo } from "./Kymo";
+import { LayerTable } from "./LayerTable";
 import { Empty, Failed, Loading } from "./States";
 import { Timeline } from "./Timeline";
+import { VariableView } from "./VariableView";
 
 const VIEWS = {
   heatmap: HeatView,
   kymograph: KymoView,
   exponents: Drawer,
   lines: Nothing,
+  table: TableView,
+  variable: SoloVariable,
+  compare: ComparePage,
   graph: ExplorePage,
 } satisfies Record<string, ComponentType>;
 
@@ -59,8 +65,36 @@ function HeatView() {
   );
 }
 
+/** All tensors of a kind; a click on one opens its histogram below. */
+function TableView() {
+  return (
+    <>
+      <LayerTable />
+      <Drawer />
+    </>
+  );
+}
+
 /** One tensor over time, and at the cursor. */
 function KymoView() {
+  return (
+    <ChosenSite>
+      {(run, site) => (
+        <>
+          <Kymo run={run} site={site} />
+          <Drawer />
+        </>
+      )}
+    </ChosenSite>
+  );
+}
+
+function SoloVariable() {
+  return <ChosenSite>{(run, site) => <VariableView run={run} site={site} />}</ChosenSite>;
+}
+
+/** The tensor of the address, out of the panel of its module. */
+function ChosenSite({ children }: { children: (run: string, site: SiteRef) => ComponentChildren }) {
   const app = useApp();
   const run = app.run.value!;
   const { site, under } = app.state.value;
@@ -71,10 +105,5 @@ function KymoView() {
     .flatMap((section): readonly SiteRef[] => section.sites)
     .find((one) => one.id === site);
   if (!found) return <Empty title="This tensor was not recorded" />;
-  return (
-    <>
-      <Kymo run={run} site={found} />
-      <Drawer />
-    </>
-  );
+  return <>{children(run, found)}</>;
 }

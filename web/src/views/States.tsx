@@ -5,6 +5,7 @@ import { useEffect, useState } from "preact/hooks";
 import { useApp } from "../app/hooks";
 import type { Refusal } from "../data/decode";
 import { Button } from "./Controls";
+import { Words } from "./Words";
 
 /** A place holder at its final size. Shown after a moment, so that quick answers do not flicker. */
 export function Loading({ what }: { what: string }) {
@@ -48,7 +49,9 @@ export function Failed({
   return (
     <div class="state" role={isMissing ? "status" : "alert"}>
       <h3>{isMissing ? `${what}: nothing to show` : `${what} could not be loaded`}</h3>
-      <p>{error.message}</p>
+      <p>
+        <Words text={error.message} />
+      </p>
       {onRetry && (
         <Button label="Try again" onClick={onRetry}>
           Try again
@@ -67,7 +70,9 @@ export function RunProblem({ error }: { error: Refusal }) {
         <h3>
           {error.code === "no_such_run" ? "This run is not here" : "This run cannot be shown"}
         </h3>
-        <p>{error.message}</p>
+        <p>
+          <Words text={error.message} />
+        </p>
         <p>
           <Button label="Try again" onClick={() => app.header.refresh()}>
             Try again

@@ -21,7 +21,7 @@ const MOST_READ = 4;
 export function Timeline() {
   const app = useApp();
   const about = app.about.value;
-  const { runs, line, isLineLog } = app.state.value;
+  const { runs, line, isLineLog, axis } = app.state.value;
   const name = line ?? about?.timeline ?? null;
   const found = useSignal<ReadonlyMap<string, Lines>>(new Map());
   const domain = app.wholeDomain.value;
@@ -70,7 +70,14 @@ export function Timeline() {
           <ChartMenu
             of={chart}
             name={`${about?.name ?? "run"}-${name}`}
-            figure={{ name: "lines", given: [name], options: [["log", isLineLog || undefined]] }}
+            figure={{
+              name: "lines",
+              given: [name],
+              options: [
+                ["axis", axis ?? undefined],
+                ["log", isLineLog || undefined],
+              ],
+            }}
             table={() => lineTable(series)}
           />
         )}

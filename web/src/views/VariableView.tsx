@@ -24,6 +24,7 @@ import { Button } from "./Controls";
 import { paintPlane, prepare } from "./canvas";
 import { Ramp } from "./HeatLegend";
 import { Tip, type TipContent } from "./Tip";
+import { Words } from "./Words";
 
 const MOST_PX = 200;
 const PADDING = 8;
@@ -56,7 +57,11 @@ export function VariableView({ run, site }: { run: string; site: SiteRef }) {
   }, [data?.step]);
   return (
     <div class="variable" ref={box} data-variable={site.name} data-step={data?.step ?? ""}>
-      {error && !data && <p class="hint">{error.message}</p>}
+      {error && !data && (
+        <p class="hint">
+          <Words text={error.message} />
+        </p>
+      )}
       {data && (
         <div class={isLoading ? "stale" : ""}>
           <div class="corner-top">

@@ -1,8 +1,9 @@
 /** The heatmap that the page asks for: the same on all pages that show one. */
 
-import type { HeatQuestion } from "../api.gen";
+import type { HeatQuestion, PairedHeat, PairedHeatQuestion } from "../api.gen";
 import type { App } from "../app/app";
-import { type Figure, stepsOption } from "../core/python";
+import { type Figure, namesOption, stepsOption } from "../core/python";
+import type { PageState } from "../core/url";
 
 /** Columns asked for: about two for each pixel, in few sizes, so that resizing does not ask anew. */
 export function columnsFor(width: number): number {
@@ -10,7 +11,7 @@ export function columnsFor(width: number): number {
 }
 
 /** What belongs into every question about the window shown. */
-export function windowOf(x: { first: number; last: number | null } | null): {
+export function windowOf(x: PageState["x"]): {
   first?: number;
   last?: number;
 } {
@@ -37,37 +38,77 @@ export function heatFigure(app: App): Figure {
   };
 }
 
-/** Which steps, phase and rank are shown, as options of a figure. */
+/** Which steps, phase and rank are shown, and the time axis, as options of a figure. */
 export function shownSteps(app: App): NonNullable<Figure["options"]> {
-  const { x, phase, rank } = app.state.value;
+  const { x, phase, rank, axis } = app.state.value;
   return [
     ["steps", stepsOption(x, app.lastStep.value)],
     ["phase", phase ?? undefined],
     ["rank", rank ?? undefined],
+    ["axis", axis ?? undefined],
   ];
 }
 
-export function heatQuestion(
-  app: App,
-  x: { first: number; last: number | null } | null,
-  width: number,
-): HeatQuestion | null {
-  const state = app.state.value;
+/** What all questions about heatmaps say: of which tensors, over which steps, how fine. */
+function shared(app: App, x: PageState["x"], width: number) {
+  const { kind, stat, under, phase, aggregate } = app.state.value;
   const about = app.about.value;
   const run = app.run.value;
   if (!run || !about || width < 1) return null;
-  const kind = state.kind ?? about.kind;
-  if (!state.metric && !kind) return null;
   return {
     run,
-    ...(state.metric ? { metric: state.metric } : { kind: kind!, stat: state.stat ?? about.stat }),
-    ...(state.under ? { under: state.under } : {}),
-    ...(state.phase ? { phase: state.phase } : {}),
-    ...(state.rank === null ? {} : { rank: state.rank }),
-    ...(state.norm === "none" ? {} : { norm: state.norm }),
-    ...(state.aggregate === "max_abs" ? {} : { aggregate: state.aggregate }),
-    ...(state.areRowsFolded ? { fold: true } : {}),
+    kind: kind ?? about.kind ?? undefined,
+    stat: stat ?? about.stat,
+    ...(under ? { under } : {}),
+    ...(phase ? { phase } : {}),
+    ...(aggregate === "max_abs" ? {} : { aggregate }),
     ...windowOf(x),
     columns: columnsFor(width),
+  };
+}
+
+export function heatQuestion(app: App, x: PageState["x"], width: number): HeatQuestion | null {
+  const { metric, rank, norm, areRowsFolded } = app.state.value;
+  const asked = shared(app, x, width);
+  if (!asked || (!metric && !asked.kind)) return null;
+  const { kind, stat, ...rest } = asked;
+  return {
+    ...rest,
+    ...(metric ? { metric } : { kind, stat }),
+    ...(rank === null ? {} : { rank }),
+    ...(norm === "none" ? {} : { norm }),
+    ...(areRowsFolded ? { fold: true } : {}),
+  };
+}
+
+/** The heatmaps of the run and another one. */
+export function pairedQuestion(
+  app: App,
+  other: string,
+  x: PageState["x"],
+  width: number,
+): PairedHeatQuestion | null {
+  const { names, measure } = app.state.value;
+  const asked = shared(app, x, width);
+  if (!asked?.kind) return null;
+  return { ...asked, other, name: [...names], ...(measure === "ratio" ? {} : { measure }) };
+}
+
+/** The call that draws the heatmaps of all runs that are open. */
+export function compareFigure(app: App, { a }: PairedHeat): Figure {
+  const { runs, measure, aggregate, under, names } = app.state.value;
+  return {
+    name: "compare",
+    given: [],
+    others: runs.slice(1),
+    options: [
+      ["kind", a.kind],
+      ["stat", a.stat],
+      ["measure", measure === "ratio" ? undefined : measure],
+      ["under", under ?? undefined],
+      ...shownSteps(app).filter(([name]) => name !== "rank"),
+      ["combine", aggregate === "max_abs" ? undefined : aggregate],
+      ["names", namesOption(names)],
+    ],
   };
 }

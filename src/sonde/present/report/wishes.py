@@ -7,14 +7,16 @@ limit and from how many tensors there are.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Final, TypeVar
 
 from sonde._errors import SondeError
 from sonde._version import VERSION
-from sonde.present.archive import NEAR, Asked, Question
+from sonde.present.archive import Asked, Question, step_of
+from sonde.present.report.comparisons import Comparisons
+from sonde.present.report.wish import Wish
 from sonde.sketch import STATISTICS, Sketch
 from sonde.store.reading.run import Run
 from sonde.views import envelope, ids
@@ -35,25 +37,22 @@ TINTS: Final = "colours of boxes"
 METRICS: Final = "metrics of modules"
 SCALARS: Final = "scalars"
 VARIABLES: Final = "traced variables"
+TABLES: Final = "tables of layers"
+CLOCKS: Final = "time axes"
 
 _AT_ONCE: Final = 100
 _MOST_LEVELS: Final = 500
 _MOST_PANELS: Final = 3000
 _MOST_TINTS: Final = 60
 _MOST_METRICS: Final = 2000
+_MOST_CLOCKS: Final = 40
+_TABLE_STEPS: Final = 4
 _CELLS: Final = 64
 
+_FORMATS: Final = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float4_e2m1fn")
+"""Number formats that the page offers."""
+
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """Answers that belong together, made when they are asked for. `what` is their kind, `n` how
-    many of the kind they are."""
-
-    what: str
-    answers: Callable[[], Iterable[Asked]]
-    n: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +81,18 @@ class Detail:
 class Wishes:
     """Everything that a report of this run could hold.
 
-    `names` are the tensors whose histograms are wanted, None for all. What is still (a report) does
-    not follow a run that is live; a widget does.
+    `names` are the tensors whose histograms are wanted, None for all. `others` are runs that it is
+    compared with. What is still (a report) does not follow a run that is live; a widget does.
     """
 
     def __init__(
-        self, run: Run, names: Sequence[str] | None, limit_bytes: int, *, is_still: bool = True
+        self,
+        run: Run,
+        names: Sequence[str] | None,
+        limit_bytes: int,
+        *,
+        others: Sequence[Run] = (),
+        is_still: bool = True,
     ) -> None:
         listed = RunList(run.path).runs()
         self._listed: Runs = RunList(run.path).table()
@@ -101,6 +106,7 @@ class Wishes:
         self._is_still = is_still
         self.state = replace(found, status=self._shown(found.status))
         self.header: RunHeader = self._ask("run", q.RunQuestion(run=self.id)).spec  # type: ignore[union-attr,assignment]
+        self.pairs = Comparisons(self.subject, self.header, others)
 
     @property
     def id(self) -> str:
@@ -110,17 +116,22 @@ class Wishes:
         """Without these there is no page."""
         yield from self.fixed()
         yield from self.answers(self.first())
+        yield from self.pairs.answers(self.pairs.first())
 
     def fixed(self) -> Iterator[Asked]:
         """What is known without asking a view."""
         name = shown(self.subject.run.name, MAX_LABEL)
         server = Server(VERSION, envelope.API, name, True, time.time() * 1e3, HOW_TO_RECORD)
-        rows = tuple(replace(r, status=self._shown(r.status)) for r in self._listed.runs)
+        rows = tuple(
+            replace(r, status=self._shown(r.status)) for r in (*self._listed.runs, *self.pairs.rows)
+        )
+        states = tuple(replace(s, status=self._shown(s.status)) for s in self.pairs.states)
         yield Asked("server", q.NoQuestion(), server)
         yield Asked("runs", q.NoQuestion(), replace(self._listed, folder=name, runs=rows))
-        yield Asked("state", q.StateQuestion(), State("report", "", True, (self.state,)))
+        yield Asked("state", q.StateQuestion(), State("report", "", True, (self.state, *states)))
         header = replace(self.header, status=self._shown(self.header.status))
         yield Asked("run", q.RunQuestion(run=self.id), header)
+        yield from self.pairs.fixed()
 
     def first(self) -> list[Question]:
         """What the page asks first."""
@@ -144,11 +155,15 @@ class Wishes:
         for some in _chunks(others):
             asked: list[Question] = [("lines", self._lines(name)) for name in some]
             yield Wish(SCALARS, partial(self.answers, asked), len(some))
+        yield from self._clocks()
+        yield from self.pairs.wishes(_kinds(self.subject), self.detail.steps)
         kinds = [k for k in _kinds(self.subject) if k != self.header.kind]
         for kind in kinds:
             both = [("heat", self._heat(kind, self.header.stat)), ("movers", self._movers(kind))]
             yield Wish(HEATMAPS, partial(self.answers, both))
         yield from self._structure()
+        for kind in _kinds(self.subject):
+            yield Wish(TABLES, partial(self._tables, kind))
         yield from self._tensors()
         for stat in _statistics(self.header.stat):
             for kind in _kinds(self.subject):
@@ -217,6 +232,23 @@ class Wishes:
         return [("tree", q.TreeQuestion(run=self.id, module=ids.of_name(path))) for path in paths]
 
     # -- numbers ----------------------------------------------------------------------------------
+
+    def _clocks(self) -> Iterator[Wish]:
+        """Other time axes: seconds, and every scalar."""
+        names = ["time", *(s.name for s in self.header.scalars)]
+        if self.header.last_step is None:
+            return
+        for name in names[:_MOST_CLOCKS]:
+            asked: list[Question] = [("clock", q.ClockQuestion(run=self.id, name=name))]
+            yield Wish(CLOCKS, partial(self.answers, asked))
+
+    def _tables(self, kind: str) -> Iterator[Asked]:
+        """All tensors of a kind: at some steps, and in each number format at the last one."""
+        main = q.TableQuestion(run=self.id, kind=kind)
+        steps = self.detail.steps[:: max(1, -(-len(self.detail.steps) // _TABLE_STEPS))]
+        asked = [replace(main, step=step) for step in (*steps, None)]
+        asked += [replace(main, format=one) for one in _FORMATS if one != main.format]
+        yield from self.answers(("table", one) for one in asked)
 
     def _tensors(self) -> Iterator[Wish]:
         """Of each tensor its histogram over time, and those at some steps."""
@@ -320,7 +352,7 @@ class Wishes:
             spec = ANSWERS[view](self.subject, question)
         except SondeError:
             return None
-        return Asked(view, question, spec, getattr(spec, "step", None) if view in NEAR else None)
+        return Asked(view, question, spec, step_of(view, spec))
 
 
 class _ReadTensors:

@@ -16,7 +16,7 @@ from sonde._errors import SondeError
 from sonde.present.archive import AnswerBlock, Archive
 from sonde.present.report.document import document, overhead
 from sonde.present.report.wishes import TENSORS, Detail, Wishes
-from sonde.store.reading.run import Run
+from sonde.store.reading.run import Run, open_run
 from sonde.views.runs.opened_run import shown
 
 MAX_MB: Final = 20.0
@@ -25,9 +25,13 @@ _INDEX_BYTES: Final = 4000
 """What the index takes besides a line for each answer."""
 
 _NEVER: Final = (
-    "value axes of panels other than the automatic one, normalized heatmaps, movers in a part of "
-    "the steps, single ranks, unfolded groups"
+    "value axes of panels other than the automatic one, normalized heatmaps, movers and tables in "
+    "a part of the steps, single ranks, unfolded groups"
 )
+
+
+Compared = Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLike[str]]
+"""A run or several, or their paths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ def write(
     max_mb: float = MAX_MB,
     include: str | Sequence[str] | None = None,
     kinds: str | Sequence[str] | None = None,
+    compare_with: Compared = (),
     on_progress: Callable[[int, int], None] = lambda _done, _of: None,
 ) -> RunReport:
     """Write the run as one HTML file that opens without a server and without a network.
@@ -59,10 +64,18 @@ def write(
             left out and named.
         include: Patterns of the tensors whose histograms to keep, as for `Run.stats`; None for all.
         kinds: Kinds of tensors whose histograms to keep; None for all.
+        compare_with: Runs, or paths of runs, to compare this one with on the Compare page.
         on_progress: Called with how many parts are done and how many there are.
     """
     target = os.fspath(path)
-    text, left_out = make(run, max_mb=max_mb, include=include, kinds=kinds, on_progress=on_progress)
+    text, left_out = make(
+        run,
+        max_mb=max_mb,
+        include=include,
+        kinds=kinds,
+        compare_with=compare_with,
+        on_progress=on_progress,
+    )
     data = text.encode()
     part = f"{target}.part"
     try:
@@ -83,13 +96,15 @@ def make(
     max_mb: float = MAX_MB,
     include: str | Sequence[str] | None = None,
     kinds: str | Sequence[str] | None = None,
+    compare_with: Compared = (),
     on_progress: Callable[[int, int], None] = lambda _done, _of: None,
 ) -> tuple[str, tuple[str, ...]]:
     """The HTML of a report, and what was left out. Arguments as for `write`."""
     title = f"{shown(run.name, 200)} · Sonde"
     room = int(max_mb * _MB) - overhead(title) - _INDEX_BYTES
     archive = Archive(room)
-    wishes = Wishes(run, _chosen(run, include, kinds), max(room, 0))
+    others = _opened(compare_with)
+    wishes = Wishes(run, _chosen(run, include, kinds), max(room, 0), others=others)
     first = AnswerBlock()
     for asked in wishes.needed():
         first.put(asked, wishes.state)
@@ -134,6 +149,11 @@ def _fill(
             full.add(wish.what)  # the next ones of this kind would be asked in vain
     on_progress(len(waiting), len(waiting))
     return kept, wanted
+
+
+def _opened(given: Compared) -> list[Run]:
+    several = [given] if isinstance(given, Run | str | os.PathLike) else list(given)
+    return [one if isinstance(one, Run) else open_run(one) for one in several]
 
 
 def _chosen(

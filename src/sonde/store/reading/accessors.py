@@ -59,8 +59,9 @@ class Accessors(Displayed):
     def to_html(self, path: str | os.PathLike[str], **options: object) -> RunReport:
         """Write this run as one HTML file that opens anywhere: `run.to_html("report.html")`.
 
-        `max_mb` limits its size, `include` and `kinds` choose tensors. The answer says what was
-        left out. See `sonde.present.report.writing.write`.
+        `max_mb` limits its size, `include` and `kinds` choose tensors, `compare_with` adds the
+        comparison with other runs. The answer says what was left out. See
+        `sonde.present.report.writing.write`.
         """
         found: RunReport = _load("report")(self, path, **options)
         return found
