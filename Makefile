@@ -23,7 +23,7 @@ NODE := $(shell node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 :
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 
 .DEFAULT_GOAL := help
-.PHONY: words help demo test check web types page format bench fuzz matrix soak system trackers clean
+.PHONY: docs pictures words help demo test check web types page format bench fuzz matrix soak system trackers wheelcheck clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,15 @@ types: $(VENV)/ready ## write the types of the page from the specs and questions
 words: $(VENV)/ready ## write docs/words.md from the docstrings of classes
 	$(BIN)/python docs/make_words.py
 
+docs: $(VENV)/ready ## build the documentation site into build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "Open build/site/index.html."
+
+pictures: $(VENV)/ready system ## take the pictures of the documents again (some minutes)
+	$(BIN)/python docs/tutorial_pictures.py
+	$(BIN)/python docs/screenshots.py
+	$(BIN)/python docs/training_picture.py
+
 page: types $(if $(NODE),web/node_modules/ready) ## build the page into src/sonde/present/static
 	@$(if $(NODE),cd web && npm run --silent format && npm run --silent build, \
 		echo "The page is not built: this takes Node 20 and npm."; exit 1)
@@ -82,6 +91,11 @@ trackers: $(TRACKERS_VENV)/ready ## test the sinks with all trackers, in an envi
 
 fuzz: $(VENV)/ready ## mutate every kind of file of a run 2,000 times (ARGS="--mutations 50" for a short one)
 	PYTHONPATH=tests/store $(BIN)/python tests/faults/fuzz.py $(ARGS)
+
+# With torch, `make wheelcheck ARGS=--torch`.
+wheelcheck: $(VENV)/ready ## build a wheel, install it into an empty environment, record, read and view there
+	rm -rf build/dist && $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w build/dist .
+	$(BIN)/python tools/wheel_check.py build/dist $(ARGS)
 
 matrix: $(VENV)/ready ## run the tests of capture with torch 2.11, 2.13 and the newest; writes docs/torch_versions.md
 	$(BIN)/python benchmarks/matrix.py $(ARGS)

@@ -1,8 +1,10 @@
 """Adds what is written in C to the build; everything else is in pyproject.toml.
 
-Both extensions are optional: where they cannot be compiled the install goes on without them.
+Both extensions are optional: where they cannot be compiled the install goes on without them, and
+`SONDE_NO_EXTENSIONS=1` leaves them out, as the wheel for Windows does.
 """
 
+import os
 import runpy
 import sysconfig
 from pathlib import Path
@@ -11,6 +13,7 @@ from setuptools import Extension, setup
 
 # One binary for all Pythons from 3.11 on; Python without a GIL has no such thing yet.
 LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")
+IS_PURE = os.environ.get("SONDE_NO_EXTENSIONS") == "1"
 PYTHONS = [("Py_LIMITED_API", "0x030B0000")] if LIMITED else []
 
 # What the extensions are built from: an older one is refused when it is imported.
@@ -32,9 +35,11 @@ def extension(name: str, folder: str) -> Extension:
 
 
 setup(
-    ext_modules=[
+    ext_modules=[]
+    if IS_PURE
+    else [
         extension("sonde.kernels._c", "src/sonde/kernels/c"),
         extension("sonde.capture._native", "src/sonde/capture/c"),
     ],
-    options={"bdist_wheel": {"py_limited_api": "cp311"}} if LIMITED else {},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if LIMITED and not IS_PURE else {},
 )

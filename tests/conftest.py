@@ -2,15 +2,13 @@
 
 import logging
 import os
-import re
 import signal
-import subprocess
-import sys
 from contextlib import contextmanager
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+import document
 from sonde.sketch import Sketch, row
 
 # Before JAX and torch begin. Eight devices of JAX's on one CPU, for what is spread over several. On
@@ -130,22 +128,11 @@ def flushing():
 
 @pytest.fixture
 def run_document(tmp_path):
-    """To be called with a document: runs its Python code from top to bottom, in an empty folder."""
+    """To be called with a document: runs its code and commands in order, in an empty folder."""
 
-    def run(document, *, blocks):
-        found = re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
-        assert len(found) >= blocks
-        script = tmp_path / "document.py"
-        script.write_text("\n".join(found))
-        done = subprocess.run(
-            [sys.executable, "-W", "error::UserWarning", script],
-            cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+    def run(path, *, blocks):
+        assert sum(b.language == "python" for b in document.blocks(path)) >= blocks
+        document.run(path, tmp_path)
         return tmp_path
 
     return run

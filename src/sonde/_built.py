@@ -28,12 +28,17 @@ def stamp_of(package: str) -> str:
     return f"{found:08x}" if sources else ""
 
 
+def is_current(extension: ModuleType) -> bool:
+    """Whether the extension was built from the sources beside it, or there are no sources."""
+    stamp = stamp_of(str(Path(__file__).parent))
+    return not stamp or getattr(extension, "SOURCES", "") == stamp
+
+
 def refuse_stale(extension: ModuleType) -> None:
     """Warn and raise ImportError if the extension was built from other sources than there are."""
     from sonde._errors import SondeWarning  # `setup.py` runs this file without the package
 
-    stamp = stamp_of(str(Path(__file__).parent))
-    if not stamp or getattr(extension, "SOURCES", "") == stamp:
+    if is_current(extension):
         return
     text = (
         f"`{extension.__name__}` was built from other C sources than those beside it. It is not "

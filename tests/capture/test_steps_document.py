@@ -1,25 +1,15 @@
 """The document about steps and phases: its code runs as it stands, and does what it says."""
 
-import re
 from pathlib import Path
-
-import pytest
 
 import sonde
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "steps.md"
 
 
-@pytest.fixture
-def ran(tmp_path, monkeypatch):
-    """The folder in which all code of the document ran, from top to bottom."""
-    monkeypatch.chdir(tmp_path)
-    code = "\n".join(re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL))
-    exec(compile(code, str(DOCUMENT), "exec"), {})
-    return tmp_path / "runs"
+def test_the_code_about_steps_does_what_it_says(run_document):
+    ran = run_document(DOCUMENT, blocks=6) / "runs"
 
-
-def test_the_code_about_steps_does_what_it_says(ran):
     def steps(name, phase, **more):
         with sonde.open(ran / name) as run:
             found = run.stats("0", kind="output", phase=phase, **more)

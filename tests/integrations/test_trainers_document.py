@@ -9,13 +9,11 @@ ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "trainers.md"
 
 
-def test_the_code_of_the_document_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code = "\n".join(re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL))
-    exec(compile(code, str(DOCUMENT), "exec"), {})
-    with sonde.open("runs/hf") as run:
+def test_the_code_of_the_document_runs(run_document):
+    runs = run_document(DOCUMENT, blocks=2) / "runs"
+    with sonde.open(runs / "hf") as run:
         assert run.stats("linear", kind="output")["step"].tolist() == [0, 2, 4, 6]
-    with sonde.open("runs/accelerated") as run:
+    with sonde.open(runs / "accelerated") as run:
         assert run.steps == [0, 1, 2, 3]
 
 

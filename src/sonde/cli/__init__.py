@@ -2,8 +2,8 @@
 
 A verb is a module here whose name does not begin with `_`; elsewhere in a name, `_` stands for `-`,
 and at its end for nothing (`import_`).
-It has `HELP` (a line), `add_arguments(parser)` and `run(arguments) -> int`, and imports what is
-heavy inside of `run`. Exit codes: 0 all is well, 1 found problems, 2 bad usage.
+It has `HELP` (a line), `GROUP`, `EXAMPLES`, `add_arguments(parser)` and `run(arguments) -> int`,
+and imports what is heavy inside `run`. Exit codes: 0 all is well, 1 found problems, 2 bad usage.
 """
 
 from __future__ import annotations
@@ -16,14 +16,23 @@ import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
+from typing import Final
 
 from sonde._errors import SondeError, SondeWarning
 from sonde._version import VERSION
 
+GROUPS: Final = ("Record", "Read", "Manage", "Set up")
+"""Headings of `sonde --help`, in order."""
+
+_ABOUT: Final = "Record what happens inside neural networks while they train."
+_MORE: Final = """\
+Run `sonde VERB --help` for the options of a verb and an example.
+`sonde demo` is a good start. A RUN is a run directory, or FOLDER/latest for the newest run."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code."""
-    parsed = _parser().parse_args(arguments)
+    parsed = parsers()[""].parse_args(arguments)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SondeWarning)  # verbs print what is damaged themselves
@@ -54,12 +63,40 @@ def verbs() -> dict[str, ModuleType]:
     }
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="sonde", description="Looks inside networks in training.")
-    parser.add_argument("--version", action="version", version=f"sonde {VERSION}")
-    choices = parser.add_subparsers(metavar="VERB", required=True)
-    for name, module in verbs().items():
-        verb = choices.add_parser(name, help=module.HELP, description=module.HELP)
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """The parser of each verb, by name, and that of the whole command line, as the name `""`."""
+    found = verbs()
+    whole = argparse.ArgumentParser(
+        prog="sonde",
+        usage="sonde [--version] [--help] VERB ...",
+        description=f"{_ABOUT}\n\n{_overview(found)}",
+        epilog=_MORE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    whole.add_argument("--version", action="version", version=f"sonde {VERSION}")
+    choices = whole.add_subparsers(metavar="VERB", required=True, help=argparse.SUPPRESS)
+    made = {"": whole}
+    for name, module in found.items():
+        verb = made[name] = choices.add_parser(
+            name,
+            description=f"{module.HELP[0].upper()}{module.HELP[1:]}.",
+            epilog="\n".join(["examples:", *(f"  {line}" for line in module.EXAMPLES)]),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         module.add_arguments(verb)
         verb.set_defaults(verb=module.run)
-    return parser
+    return made
+
+
+def _overview(found: dict[str, ModuleType]) -> str:
+    """The verbs with a line each, by group."""
+    width = max(map(len, found))
+    parts = []
+    for group in GROUPS:
+        lines = [
+            f"  {name:{width}}  {module.HELP}"
+            for name, module in found.items()
+            if group == module.GROUP
+        ]
+        parts.append("\n".join([f"{group}:", *lines]))
+    return "\n\n".join(parts)

@@ -6,7 +6,9 @@ import argparse
 import os
 import sys
 
-HELP = "merge the small files of a run into few large ones; nothing is lost, reading gets faster"
+HELP = "merge the small files of a run; reading gets faster and nothing is lost"
+GROUP = "Manage"
+EXAMPLES = ("sonde compact runs/latest",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-HELP = "train a model at several widths for a few steps; say if updates depend on the width"
+HELP = "check whether updates depend on the width of a model"
+GROUP = "Record"
+EXAMPLES = ("sonde coord-check examples/coordinates.py:standard --widths 64,128",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
     from sonde.demo.scenarios import Scenario, Trained
 
-HELP = "train a small network for about a minute, watch it, show what was seen, open the explorer"
+HELP = "train a small network for about a minute, then open the page"
+GROUP = "Record"
+EXAMPLES = (
+    "sonde demo",
+    "sonde demo --broken --no-view",
+)
 
 _START: Final = "\n\nDive 12, at dusk.\n"
 _SAMPLE_LENGTH: Final = 420

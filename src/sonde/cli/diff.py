@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-HELP = "compare two runs: where they part first, and the ten sites farthest apart"
+HELP = "compare two runs: the first difference and the ten tensors farthest apart"
+GROUP = "Read"
+EXAMPLES = ("sonde diff runs/before runs/after",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
     from sonde.store import Run
 
-HELP = "write a run as one HTML file, or a table of it to a Parquet, CSV or HDF5 file"
+HELP = "write a run as one HTML file, or one of its tables as Parquet, CSV or HDF5"
+GROUP = "Manage"
+EXAMPLES = (
+    "sonde export runs/latest --html report.html",
+    "sonde export runs/latest --to stats.parquet",
+)
 
 ENDINGS: Final = (".parquet", ".csv", ".h5", ".hdf5")
 PAGES: Final = (".html", ".htm")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 
-HELP = "make runs of files of TensorBoard, W&B or Neptune"
+HELP = "convert TensorBoard, W&B or Neptune files to runs"
+GROUP = "Record"
+EXAMPLES = ("sonde import wandb/offline-run-20260301_101500-abcd --name first",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

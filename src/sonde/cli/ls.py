@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from sonde.store.locations import FoundRun
 
 HELP = "list the runs in a folder"
+GROUP = "Read"
+EXAMPLES = ("sonde ls runs",)
 _RANKS_SHOWN = 4
 
 

@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pyarrow as pa
 
-HELP = "ask a run in SQL: views stats, bins, scalars, metrics, sites, events"
+HELP = "run SQL on a run: stats, bins, scalars, metrics, sites, events"
+GROUP = "Read"
+EXAMPLES = (
+    "sonde query runs/latest \"select step, name, rms from stats where kind = 'param_grad'\"",
+)
 _SHOWN = 50
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-HELP = "describe a run: status, cost, what went non-finite, every kind of site, scalars, losses"
+HELP = "summarize a run: status, cost, NaN and Inf, tensors, scalars"
+GROUP = "Read"
+EXAMPLES = ("sonde show runs/latest",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

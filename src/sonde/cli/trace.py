@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from sonde.store import Run
     from sonde.views.traced.source import AnnotatedMethod, AssignedValue
 
-HELP = "show what `sonde.trace` has kept: variables, and source with the latest value on each line"
+HELP = "show traced variables, or source lines with their latest values"
+GROUP = "Read"
+EXAMPLES = ("sonde trace show runs/latest",)
 
 _SHOWN: Final = 8
 _WIDTH: Final = 60

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sonde.present.doorway import RedirectFile
 
-HELP = "open the explorer in a browser: the graph of a model and what happens inside, live"
+HELP = "open the page in a browser, live while a run trains"
+GROUP = "Read"
+EXAMPLES = ("sonde view runs",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

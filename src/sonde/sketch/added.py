@@ -36,7 +36,7 @@ def define(
 
         @sonde.statistic(sql="{max_abs} / nullif({rms}, 0)", label="crest factor")
         def crest(sketches):
-            return stat("max_abs")(sketches) / stat("rms")(sketches)
+            return statistic("max_abs")(sketches) / statistic("rms")(sketches)
 
     The function takes the columns of many sketches (`sonde.record.Sketches`) and returns a float64
     array with one number for each, NaN where there is nothing to say. Its name is the statistic's.

@@ -229,7 +229,7 @@ class Run(Accessors):
 
         Args:
             site_pattern: A glob on the module's path (of parameters: on their full name), or
-            `re:...` in the syntax of RE2, which has no lookarounds and no backreferences.
+                `re:...` in the syntax of RE2, which has no lookarounds and no backreferences.
             kind: One kind or several; None for all.
             stat: One name or several of `sonde.sketch.STATISTICS`, or quantiles such as `p99`.
             steps: A step, (first, last) with both included, a range, or a list of steps.
