@@ -21,7 +21,17 @@ def build(tree, dist, **environment):
         copy(ROOT / name, tree / name)
     for built in [*tree.rglob("*.so"), *tree.rglob("*.egg-info")]:
         shutil.rmtree(built) if built.is_dir() else built.unlink()
-    command = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", dist, "."]
+    command = [
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        dist,
+        ".",
+    ]
     env = {**os.environ, **environment}
     subprocess.run([sys.executable, *command], cwd=tree, env=env, check=True)
 

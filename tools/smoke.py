@@ -1,4 +1,4 @@
-"""The smoke test of an installation: `python tools/smoke.py with|without` (torch), in an empty folder.
+"""The smoke test of an installation: `python smoke.py with` (or `without`) torch.
 
 Records a run, reads it back, and fetches the page and its data from `sonde view`.
 """
@@ -11,14 +11,11 @@ import subprocess
 import sys
 import urllib.request
 
-HAS_TORCH = sys.argv[1] == "with"
-if not HAS_TORCH:
-    sys.modules["torch"] = None  # type: ignore[assignment]  # also where it can be imported
-
 import numpy as np
 
 import sonde
 
+HAS_TORCH = sys.argv[1] == "with"
 SONDE = [sys.executable, "-c", "import sys; from sonde.cli import main; sys.exit(main())"]
 
 
@@ -49,7 +46,9 @@ def write() -> None:
         for step in range(4):
             rows = concatenate([sketch(np.linspace(-1, 1, 9) * (step + 1)).columns()])
             writer.sketches(SketchBatch(step, "train", np.zeros(1, dtype=np.int32), rows))
-            writer.numbers(NumberBatch(step, "train", ["loss"], [None], np.array([1.0 / (step + 1)])))
+            writer.numbers(
+                NumberBatch(step, "train", ["loss"], [None], np.array([1.0 / (step + 1)]))
+            )
 
 
 def read() -> None:
@@ -83,6 +82,8 @@ def view() -> None:
 
 
 if __name__ == "__main__":
+    if not HAS_TORCH:
+        sys.modules["torch"] = None  # type: ignore[assignment]  # also where it can be imported
     (watch if HAS_TORCH else write)()
     read()
     view()

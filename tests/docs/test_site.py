@@ -62,7 +62,7 @@ def test_search_finds_a_page_when_the_site_is_opened_from_a_folder(site):
         page.context.set_offline(True)
         page.goto((site / "index.html").as_uri())
         page.keyboard.press("/")
-        page.get_by_placeholder("Search").fill("coordinate check")
+        page.get_by_placeholder("Search").press_sequentially("coordinate check")
         first = page.locator(".md-search-result__link").first
         first.wait_for(timeout=60_000)
         assert "coordinate" in first.inner_text().lower()
