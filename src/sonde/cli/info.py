@@ -12,6 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Final, TypedDict
 
+from sonde._version import VERSION
+
 HELP = "show versions, C extensions, GPUs and where runs are"
 GROUP = "Set up"
 EXAMPLES = ("sonde info", "sonde info --json")
@@ -60,13 +62,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def installation(folder: str) -> Installation:
     """Versions, extensions, GPUs and runs. Imports no framework."""
-    import sonde
-
     return {
-        "sonde": sonde.__version__,
+        "sonde": VERSION,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "location": os.path.dirname(sonde.__file__),
+        "location": os.path.dirname(os.path.dirname(__file__)),
         "packages": {name: _version(name) for name in _PACKAGES},
         "extensions": {name: _extension(name) for name in _EXTENSIONS},
         "gpus": _gpus(),
