@@ -421,11 +421,11 @@ def test_a_tensor_of_any_name_is_asked_about_like_an_activation(model):
 def test_a_reference_must_have_the_same_modules(model):
     with pytest.raises(ValueError, match="Set the monitored module"):
         ModuleMonitor().set_reference_module(model)
+    reference = copy.deepcopy(model)
     monitor = monitored(model)
     with pytest.raises(ValueError, match="same modules"):
         monitor.set_reference_module(nn.Sequential(nn.Linear(3, 4)))
     assert not monitor.has_reference_module()
-    reference = copy.deepcopy(model)
     monitor.set_reference_module(reference)
     assert monitor.has_reference_module()
     monitor.remove_reference_module()

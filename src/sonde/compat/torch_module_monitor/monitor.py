@@ -57,17 +57,28 @@ class MonitorMetric:
 
     def where(
         self, is_excluded: Callable[[str], object], format_name: Callable[[str], str]
-    ) -> Callable[[str, object], bool]:
+    ) -> MetricPlaces:
         """Which places it is asked at, as `add_metric` takes it."""
-        matches = self.regex.match
-        if not self.family.startswith("activation"):
-            return lambda path, module: _is_parameter(path, module) and bool(matches(path))
+        is_of_modules = self.family.startswith("activation")
+        return MetricPlaces(self.regex, is_excluded if is_of_modules else None, format_name)
 
-        def is_meant(path: str, _module: object) -> bool:
-            name = format_name(path)
-            return is_excluded(name) is None and matches(name) is not None
 
-        return is_meant
+@dataclass(frozen=True, slots=True)
+class MetricPlaces:
+    """The modules or, without `is_excluded`, the parameters whose name begins as a pattern says."""
+
+    regex: re.Pattern[str]
+    is_excluded: Callable[[str], object] | None
+    format_name: Callable[[str], str]
+
+    def __call__(self, path: str, module: object) -> bool:
+        if self.is_excluded is None:
+            return _is_parameter(path, module) and self.regex.match(path) is not None
+        name = self.format_name(path)
+        return self.is_excluded(name) is None and self.regex.match(name) is not None
+
+    def __repr__(self) -> str:
+        return repr(self.regex.pattern)
 
 
 class Aggregation:
