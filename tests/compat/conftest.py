@@ -3,6 +3,7 @@
 import pytest
 
 from sonde import compat
+from sonde.capture.open_watches import OPEN
 
 
 @pytest.fixture
@@ -15,5 +16,8 @@ def installed():
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
-    """Runs and files that a test writes lie in a folder of its own."""
+    """Runs and files that a test writes lie in a folder of its own; no watch outlives it."""
     monkeypatch.chdir(tmp_path)
+    yield
+    for watch in list(OPEN):
+        watch.close()

@@ -4,6 +4,7 @@ Leaves what it found in `found-RANK.pt`.
 """
 
 import sys
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -102,6 +103,29 @@ def plain(model, ddp_model):
     return {"results": taken(tracer), "current_iteration": tracer.current_iteration}
 
 
+class Harmful:
+    """Something that runs code where it is unpickled."""
+
+    def __reduce__(self):
+        return open, (f"unpickled-by-{RANK}", "w")
+
+
+class Holding(nn.Module):
+    def forward(self, x):
+        held = Harmful()
+        return x if held is None else x + 1
+
+
+def foreign(_model, _ddp_model):
+    """A variable that only pickle could send as it is."""
+    model = Holding()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is refused, and said
+        with ModelTracer(model, ["forward.held", "forward"]) as tracer:
+            model(torch.ones(1))
+    return {"results": {"forward": tuple(tracer.results.get("forward", ()))}}
+
+
 def taken(tracer):
     return {name: tuple(result) for name, result in tracer.results.items()}
 
@@ -111,7 +135,7 @@ if __name__ == "__main__":
         store = dist.FileStore("store", WORLD)
         dist.init_process_group("gloo", store=store, rank=RANK, world_size=WORLD)
     found = {}
-    for example in (first, second, third, plain):
+    for example in (first, second, third, plain, foreign):
         torch.manual_seed(0)
         model = Model()
         ddp_model = DistributedDataParallel(model) if WORLD > 1 else model

@@ -73,3 +73,18 @@ def test_a_program_of_tensortrace_runs_and_its_values_are_those_of_the_model(tmp
     with h5py.File("values.h5") as file:
         assert file["forward.x"].shape == (6, 2, 3)
         assert file["forward.x_ranks"][:].tolist() == [0] * 6
+
+
+def test_a_program_of_torchexplorer_runs():
+    found, said = output_of("torchexplorer", 2)
+    assert said.count("sonde: `import torchexplorer`") == 1
+    assert found["before"] is None
+    assert found["nodes"] >= 4  # two layers, the attached tensor, input and output
+
+
+def test_a_program_of_tandv_runs_and_its_numbers_are_those_of_torch():
+    pytest.importorskip("pandas")
+    found, said = output_of("tandv", 3)
+    assert said.count("sonde: `import tandv`") == 1
+    assert found["steps"] == [0, 1, 2]
+    assert all(map(close, found["std"], found["expected"]))

@@ -84,3 +84,9 @@ def test_the_last_window_is_kept_and_paths_need_no_name_of_a_wrapper(ran):
     assert ranks == [r for window in windows for r in range(world) for _ in window]
     assert len(values) == N * world
     assert found[0]["plain"]["current_iteration"] == N
+
+
+def test_values_of_other_ranks_are_not_unpickled(ran):
+    world, folder, found = ran
+    assert not list(folder.glob("unpickled-by-*"))
+    assert len(found[0]["foreign"]["results"]["forward"][2]) == world

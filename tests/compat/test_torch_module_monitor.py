@@ -4,6 +4,7 @@ import copy
 import importlib
 import logging
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -763,3 +764,23 @@ def test_training_is_the_same_to_the_bit_with_a_monitor(model):
 
     with ModuleMonitor(monitor_step_fn=always) as monitor:
         assert torch.equal(trained(monitor), trained())
+
+
+def test_switched_off_it_records_nothing_and_every_call_works(model, monkeypatch):
+    monkeypatch.setenv("SONDE", "off")
+    monitor = monitored(model)
+    monitor.set_reference_module(copy.deepcopy(model))
+    monitor.add_activation_metric("mean", torch.mean)
+    check = RefinedCoordinateCheck(monitor)
+    monitor.begin_step(0)
+    with monitor.no_monitor():
+        model(torch.ones(1, 3))
+    model(torch.ones(1, 3)).sum().backward()
+    check.refined_coordinate_check()
+    monitor.monitor_parameters()
+    monitor.monitor_gradients()
+    monitor.log_scalar("loss", 1.0)
+    monitor.end_step()
+    assert monitor.get_all_metrics() == {0: {}}
+    assert not any(m._forward_hooks for m in model.modules())
+    assert not Path("runs").exists()

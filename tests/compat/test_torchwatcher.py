@@ -302,3 +302,12 @@ def test_statistics_on_a_gpu_are_those_of_the_same_model_on_the_cpu(model, run):
             watcher.watch(0)
     (_, cpu), (_, gpu) = run.metrics
     assert gpu == pytest.approx(cpu, rel=1e-4, abs=1e-6)
+
+
+def test_switched_off_it_logs_nothing_and_leaves_the_model_alone(model, run, monkeypatch):
+    monkeypatch.setenv("SONDE", "off")
+    with TorchWatcher(model, run, tensor_stats=["mean", "hist"]) as watcher:
+        assert not hooks(model)
+        model(torch.ones(2, 4)).sum().backward()
+        watcher.watch(0)
+    assert run.metrics == run.histograms == []

@@ -22,6 +22,7 @@ from sonde.capture.plan import Schedule, schedule_of
 from sonde.capture.steps import HookMode, HookWork
 from sonde.capture.torch.modules import MODULE_KINDS
 from sonde.capture.torch.passes import settle
+from sonde.capture.window import NATIVE_PHASE
 
 if TYPE_CHECKING:
     from sonde.capture.torch.capture import Capture
@@ -72,7 +73,10 @@ class TrainingSteps:
         capture, machine = self._capture, self.machine
         work = machine.work
         capture.asleep = work is HookWork.NOTHING
-        is_live = work is HookWork.RECORD and machine.mode is HookMode.USUAL
+        is_usual = machine.mode is HookMode.USUAL or (
+            machine.mode is HookMode.NAMED and self.phases.forced == NATIVE_PHASE
+        )
+        is_live = work is HookWork.RECORD and is_usual
         settle(capture.native, capture.observer, is_live, capture.plan.phases)
 
     def wake(self) -> None:

@@ -282,6 +282,11 @@ class ModuleMonitor:
         """Whether what happens now is recorded."""
         return self.is_in_step and not self._silent
 
+    @property
+    def is_off(self) -> bool:
+        """Whether nothing is ever recorded: `SONDE=off`."""
+        return self._watch.path is None
+
     def begin_step(self, step: int) -> bool:
         """Begin a step, before its forward. Returns whether it is monitored.
 

@@ -20,7 +20,7 @@ class RefinedCoordinateCheck:
 
     def refined_coordinate_check(self) -> None:
         """Log the check of this step, after the forward of both modules."""
-        if not self._monitor.is_monitoring():
+        if not self._monitor.is_monitoring() or self._monitor.is_off:
             return
         if not self._passes.has_any:
             raise ValueError("The module has not been called since the last check. Call it first.")
