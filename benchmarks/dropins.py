@@ -136,6 +136,25 @@ def traced(package: ModuleType, model: nn.Module) -> Around:
     return step
 
 
+def explored(package: ModuleType, model: nn.Module) -> Around:
+    """TorchExplorer at every step, without a server."""
+    package.watch(model, log_freq=1, backend="none")
+    return plain
+
+
+def tracked(package: ModuleType, model: nn.Module) -> Around:
+    """Track & Visualize of activations, gradients and weights."""
+    tracker = package.track(model, track_gradients=True)
+    tracker.__enter__()
+
+    def step(_n: int, passes: Callable[[], None], update: Callable[[], None]) -> None:
+        passes()
+        update()
+        tracker.step()
+
+    return step
+
+
 ALL_STATS = ("mean", "std", "norm", "min", "max", "var", "abs_mean")
 WORK: dict[str, tuple[str, str, Callable[[ModuleType, nn.Module], Around]]] = {
     "torch-module-monitor: one norm": (
@@ -159,6 +178,8 @@ WORK: dict[str, tuple[str, str, Callable[[ModuleType, nn.Module], Around]]] = {
         watched(*ALL_STATS),
     ),
     "TensorTracer: outputs of blocks": ("tensortrace", "tensortrace", traced),
+    "TorchExplorer: all histograms": ("torchexplorer", "torchexplorer", explored),
+    "Track & Visualize: all statistics": ("tandv.track.torch", "tandv.track.torch", tracked),
 }
 """By work: the original package, the drop-in, and how it is attached to a model."""
 

@@ -10,6 +10,7 @@ SOURCES = Path(sonde.__file__).parent
 WHY = {
     "torch's, which it does not promise to keep, or its own signatures of hooks": {
         "_torch_internals/registry.py": 1,
+        "capture/torch/backwards.py": 1,
         "capture/torch/compile/graph_passes.py": 1,
         "capture/torch/compile/hooks.py": 2,
         "capture/torch/hooks.py": 1,
@@ -40,6 +41,9 @@ WHY = {
         "capture/torch/metrics/reference.py": 2,
         "cli/coord_check.py": 2,
         "store/reading/traces.py": 6,
+        "compat/tandv/track/jax.py": 2,
+        "compat/tandv/track/stash_values.py": 5,
+        "compat/tandv/track/torch.py": 1,
         "compat/tensortrace/callbacks.py": 7,
         "compat/tensortrace/h5py_tracer.py": 3,
         "compat/tensortrace/tracer.py": 1,
@@ -63,7 +67,14 @@ WHY = {
         "views/envelope.py": 3,
     },
     "classes of packages that may not be installed, and of other versions of Python": {
+        "compat/tandv/track/common.py": 2,
+        "compat/tandv/track/tracker.py": 4,
+        "compat/tandv/viz/interact.py": 6,
+        "compat/tandv/viz/plots.py": 4,
+        "compat/torchexplorer/__init__.py": 1,
+        "compat/torchexplorer/core.py": 2,
         "logframe/schema.py": 1,
+        "logframe/selection.py": 4,
         "notebook/widget.py": 5,
         "present/timeouts.py": 1,
         "store/reading/accessors.py": 2,

@@ -18,7 +18,7 @@ def output_of(program, steps, *, drop_in=True):
     command = [sys.executable, *runner, PROGRAMS / f"{program}_program.py", str(steps)]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stderr
-    return json.loads(ended.stdout), ended.stderr
+    return json.loads(ended.stdout.splitlines()[-1]), ended.stderr
 
 
 def close(a, b):

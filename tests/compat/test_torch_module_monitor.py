@@ -784,3 +784,28 @@ def test_switched_off_it_records_nothing_and_every_call_works(model, monkeypatch
     assert monitor.get_all_metrics() == {0: {}}
     assert not any(m._forward_hooks for m in model.modules())
     assert not Path("runs").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_metrics_on_a_gpu_are_those_of_the_same_model_on_the_cpu(model):
+    x, found = torch.randn(8, 3), []
+    for device in ("cpu", "cuda"):
+        net = copy.deepcopy(model).to(device)
+        reference = copy.deepcopy(net)
+        with torch.no_grad():
+            net[0].weight.mul_(1.5)
+        with monitored(net, cpu_offload=True) as monitor:
+            monitor.set_reference_module(reference)
+            monitor.add_activation_metric("row_norm", lambda y: y.norm(dim=-1))
+            monitor.add_activation_difference_metric("distance", torch.dist)
+            monitor.add_gradient_metric("norm", torch.norm)
+            for step in range(3):
+                monitor.begin_step(step)
+                net(x.to(device)).square().sum().backward()
+                monitor.monitor_gradients()
+                net.zero_grad()
+                monitor.end_step()
+            found.append(monitor.get_all_metrics())
+    for step, metrics in found[0].items():
+        assert found[1][step] == pytest.approx(metrics, rel=1e-4)

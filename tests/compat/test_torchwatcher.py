@@ -266,6 +266,18 @@ def test_micro_batches_and_calls_all_count(run):
     assert found == {"layer/mean": 3, "layer/max": 5, "layer#1/mean": 4, "layer#1/max": 6}
 
 
+def test_many_passes_between_two_calls_are_no_mistake(run):
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with TorchWatcher(nn.Sequential(model), run) as watcher:
+        for step in range(30):
+            watcher.model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            if step % 15 == 14:
+                watcher.watch(step)
+    assert [step for step, _ in run.metrics] == [14, 29]
+
+
 def test_a_function_that_fails_is_told_of_and_the_others_are_logged(
     model, run, monkeypatch, unheard
 ):

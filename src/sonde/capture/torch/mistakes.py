@@ -89,6 +89,10 @@ class Mistakes:
         """An optimizer that is watched has stepped, or `watch.step()` was called."""
         self._passes = 0
 
+    def is_by_hand(self) -> None:
+        """The loop records by hand: it may take as many passes for a step as it likes."""
+        self._is_told = True
+
     def unheard(self, name: str, reason: str) -> None:
         """A tensor was attached, and is not recorded."""
         self._unheard.setdefault(name, reason)

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from sonde._errors import SondeError
 from sonde.capture.torch import names
-from sonde.compat.torch_module_monitor.hooks import HooksManager
 from sonde.compat.torch_module_monitor.mixin import MonitorMixin
 from sonde.compat.torch_module_monitor.storage import Metrics, StorageManager, as_number
 from sonde.metrics.names import ROOT
@@ -104,6 +103,9 @@ class _StepWindow:
     def __call__(self, _step: int) -> bool:
         return self.is_open
 
+    def __repr__(self) -> str:
+        return "as `begin_step` says"
+
 
 class ModuleMonitor:
     """Metrics of the activations, parameters and gradients of a module, at some steps."""
@@ -127,7 +129,6 @@ class ModuleMonitor:
         self.reference_module: nn.Module | None = None
         self.current_step: int | None = None
         self.is_in_step = False
-        self.activation_hooks = HooksManager()
         self._is_excluded = re.compile(excluded_modules_regex).match
         self._options = {**_OPTIONS, **watch_options}
         self._window = _StepWindow()

@@ -134,6 +134,7 @@ class Optimizers:
     def see_by_hand(self, kind: Kind, suffix: str) -> None:
         """`watch.record_parameters()`: what there is now, and of that kind only so from now on."""
         self._by_hand.add(kind)
+        self._capture.silence.is_by_hand()
         if kind == "param":
             self._guarded("parameters", lambda: self._see_parameters(self._everybody(), keep=False))
         else:
