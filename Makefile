@@ -37,11 +37,12 @@ test: export OMP_WAIT_POLICY := PASSIVE
 test: check web system ## all that must hold: check, web, then the test suite (ARGS="-k store" for a part)
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
-check: $(VENV)/ready ## format, lint, types, import direction
+check: $(VENV)/ready ## format, lint, types, import direction, prose
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/prose.py
 
 # The page is committed as it was built, so that nobody needs Node to use it; who has Node checks that.
 web: $(if $(NODE),web/node_modules/ready) ## the page: types, lint, its tests, and that what is committed is what is built

@@ -79,7 +79,7 @@ def transformer(blocks: int) -> dict[str, str]:
 
 
 def graph_of(modules: dict[str, str]) -> GraphPart:
-    """Calls inside of calls, each joined to the next beside it."""
+    """Calls inside calls, each joined to the next beside it."""
     port = (CallPort("0", "bfloat16", (8, 1024, 8192)),)
     called = [p for p in modules if not p.endswith(("layers", "experts"))]
     known = set(called)

@@ -5,7 +5,7 @@
     TORCH_2_11=/path/to/python make matrix        an environment that is already there
 
 Environments are made under `build/matrix`. The table is written after each file; rows of files that
-were not run this time stay as they are.
+are not run keep their rows.
 """
 
 from __future__ import annotations

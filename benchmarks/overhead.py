@@ -8,7 +8,7 @@ time, so that whatever else the machine does hits all alike. The first round is 
 is the median step of a variant over the median plain step of the same run; its spread are the
 quartiles of the ratios of single rounds. After each block a variant may finish what it does in the
 background, untimed, so that it does not disturb the next one; blocks are long enough for that to
-happen inside of them too. `cpu_ratio` is the same for the processor time of the whole process, what
+happen inside them too. `cpu_ratio` is the same for the processor time of the whole process, what
 is done in the background included (in other processes, as wandb does, not); threads that spin while
 they wait count too, so it says most with OMP_NUM_THREADS=1.
 
@@ -207,7 +207,7 @@ def settle_others() -> None:
 
 
 def make_dot(folder: Path) -> None:
-    """The program `dot`, from the Graphviz inside of pygraphviz: torchexplorer calls it once."""
+    """The program `dot`, from the Graphviz inside pygraphviz: torchexplorer calls it once."""
     program = folder / "dot"
     program.write_text(
         f"#!{sys.executable}\n"

@@ -38,7 +38,7 @@ HIDE_FOLDER: Final = """() => {
   const code = document.querySelector('#sonde').shadowRoot.querySelector('.runs .hint code');
   if (code) code.textContent = 'runs';
 }"""
-"""Where the runs lie on this machine is nobody's business."""
+"""The path of the runs on this machine is not shown."""
 HOVERED: Final = {"graph": '[data-node][data-label="norm1"]'}
 
 

@@ -1,4 +1,4 @@
-"""Inside of a model and its loop: named tensors, a validation phase, a selection, own schedule."""
+"""Inside a model and its loop: named tensors, a validation phase, a selection, own schedule."""
 
 import torch
 from torch import Tensor, nn

@@ -12,4 +12,4 @@ class RunError(SondeError):
 
 
 class SondeWarning(UserWarning):
-    """Something about the recording deserves attention; training goes on."""
+    """Something about the recording deserves attention; training continues."""

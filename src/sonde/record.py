@@ -1,4 +1,4 @@
-"""The shared words of Sonde: what a record is, before anybody measures, keeps or draws one.
+"""The shared words of Sonde: what a record is, before one is measured, kept or drawn.
 
 Capture makes these values, sinks take them; neither knows the other. Nothing here computes, and
 nothing here imports another part of Sonde.
@@ -191,11 +191,11 @@ class GraphModule:
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """A call of a module; or a tensor that entered, left or was named inside of a call.
+    """A call of a module; or a tensor that entered, left or was named inside a call.
 
     `id` is `h.3.attn`, `h.3.attn#1` for the second call of a pass, `.` for the model; of tensors
     it is the name of their site (`./input/0`, `h.3/attach/scores`). `parent` is the id of the call
-    that it happened in, "" outside of all. `count` is in how many recorded passes it was seen.
+    that it happened in, "" outside all. `count` is in how many recorded passes it was seen.
     """
 
     id: str
@@ -210,7 +210,7 @@ class GraphNode:
 
 @dataclass(frozen=True, slots=True)
 class GraphEdge:
-    """Data flowed from one node to another inside of the same call, in `count` recorded passes."""
+    """Data flowed from one node to another inside the same call, in `count` recorded passes."""
 
     source: str
     target: str

@@ -66,7 +66,7 @@ def watch(
     hyperparameters: bool = True,
     final_parameters: bool = True,
 ) -> Watch:
-    """Record what happens inside of a model while it trains, into a run directory.
+    """Record what happens inside a model while it trains, into a run directory.
 
     Args:
         model: A `torch.nn.Module`, wrapped or not, or a module of Flax. Nothing of it is replaced.
@@ -319,7 +319,7 @@ class Watch(ByHandWatch):
             end_step(self._session, trees, scalars, self.log, self._voice.warn, self._refuse)
 
     def paused(self) -> AbstractContextManager[None]:
-        """Record nothing inside of this block."""
+        """Record nothing in this block."""
         return nullcontext() if self._session is None else self._session.paused()
 
     def phase(self, name: str, *, step: int | None = None) -> AbstractContextManager[None]:
@@ -344,7 +344,7 @@ class Watch(ByHandWatch):
         every: Every | None = None,
         against: str | None = None,
     ) -> None:
-        """Have a function of tensors asked in every recorded step, and its numbers recorded.
+        """Record `fn(tensor)` at every recorded step, for every selected tensor.
 
         Args:
             name: What the metric is called; or a function decorated with `sonde.metric`; or the
@@ -370,7 +370,7 @@ class Watch(ByHandWatch):
 
     def set_reference(self, model: object, *, device: object = None, run: bool = True) -> None:
         """Compare with another model of the same structure; `"init"` is a copy of this one as it is
-        now; None is none any more.
+        now; `None` removes it.
 
         Run its forward before that of the watched model, on the same inputs; where you do not,
         Sonde does, unless `run=False`. With `device="cpu"` it needs no memory of the GPU, and

@@ -261,7 +261,7 @@ class Returning(nn.Module):
     ],
 )
 def test_what_compiled_code_returns_is_read_once(watching, monkeypatch, how, reads):
-    """The model's hooks run outside of it, and those of its last module inside."""
+    """The model's hooks run outside it, and those of its last module inside."""
     model = Returning(how)
     eager_model = copy.deepcopy(model)
     eager = record(watching, eager_model, eager_model, log=["output", "output_grad"])
@@ -274,7 +274,7 @@ def test_what_compiled_code_returns_is_read_once(watching, monkeypatch, how, rea
     for step in range(2):
         for name, sketch in found.at(step).items():
             if how != "also used" or not name.startswith("./output_grad"):
-                # (There, the gradient inside of compiled code is not known outside of it.)
+                # (There, the gradient inside compiled code is not known outside it.)
                 assert sketch.rms == pytest.approx(eager.at(step)[name].rms, rel=1e-4), name
 
 
@@ -527,7 +527,7 @@ def test_an_older_compiler_leaves_out_gradients_and_the_run_says_so(
     assert "blocks.1.up/param_grad/weight" in found
     assert not [name for name in found if "blocks.1.up" in name and "put_grad" in name]
     told = [e for e in memory.events if e.code == "skipped" and e.where == "compiled code"]
-    assert "not recorded inside of compiled code" in told[0].message
+    assert "not recorded inside compiled code" in told[0].message
 
 
 @pytest.mark.slow  # for this, real code has to be generated

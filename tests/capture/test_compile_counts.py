@@ -357,7 +357,7 @@ def test_models_of_others_compile_as_without_us(watching, name, compile_):
     assert memory.counted("failed") == {}
     for step in (0, 1):
         a, b = memory.at(step), eager.at(step)
-        # What the outermost compiled module returns has its gradient inside of the code.
+        # What the outermost compiled module returns has its gradient inside the code.
         missing = {n for n in set(b) - set(a) if not n.startswith("./output_grad/")}
         assert not missing or not TRACES_HOOKS
         for each, sketch in a.items():

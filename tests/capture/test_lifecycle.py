@@ -244,7 +244,7 @@ def test_scripting_a_watched_model_says_what_to_do(watching, model):
 
 
 def test_function_transforms_of_a_watched_model_are_right(watching, model):
-    """`torch.func.grad` inside of `vmap`: per-sample gradients."""
+    """`torch.func.grad` inside `vmap`: per-sample gradients."""
     x = torch.randn(6, 4)
     parameters = {k: v.detach() for k, v in model.named_parameters()}
 

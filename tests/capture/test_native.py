@@ -210,7 +210,7 @@ class Interrupt(Exception):
 
 def train(model, watch, optimizer, steps):
     """The steps, each of which does something of its own in between. What torch does not allow is
-    returned: some checkpoints inside of others, some writes to what they return."""
+    returned: some checkpoints inside others, some writes to what they return."""
     torch.manual_seed(1)
     errors = []
     for step in steps:

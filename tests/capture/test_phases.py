@@ -1,4 +1,4 @@
-"""Passes outside of training, and branches of it: which are recorded, and under which step."""
+"""Passes outside training, and branches of it: which are recorded, and under which step."""
 
 import pytest
 import torch
@@ -322,7 +322,7 @@ def test_a_part_that_an_autograd_function_runs_is_training(watching, model, opti
 
 
 def test_a_frozen_part_that_runs_without_gradients_is_training(watching, model):
-    """Features of a frozen backbone, computed outside of the model's own forward."""
+    """Features of a frozen backbone, computed outside the model's own forward."""
     model[0].requires_grad_(requires_grad=False)
     optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
     watch, memory = watching(model, optimizer)

@@ -869,7 +869,7 @@ def test_attach_returns_its_argument_and_does_nothing_unwatched(watching, unhear
     assert sonde.attach(x, "x") is x
     model = Mlp()
     watch, memory = watching(model)
-    assert sonde.attach(x, "outside of any module") is x
+    assert sonde.attach(x, "outside any module") is x
     assert sonde.attach("no tensor", "x") == "no tensor"
     model(torch.ones(1, 8))
     watch.step()

@@ -248,7 +248,7 @@ def test_export_overwrites_nothing_unasked_and_leaves_nothing_half_done(folder, 
     for path, said in (
         (tmp_path / "x.xlsx", "must end in"),
         (tmp_path / "no" / "x.csv", "no folder"),
-        (folder / "quiet" / "x.csv", "inside of the run"),
+        (folder / "quiet" / "x.csv", "inside the run"),
     ):
         code, _, err = run_cli(capsys, "export", folder / "quiet", "--to", path)
         assert code == 2

@@ -1,4 +1,4 @@
-"""Nothing is written or deleted outside of a run, or in a run that is not the writer's."""
+"""Nothing is written or deleted outside a run, or in a run that is not the writer's."""
 
 import os
 import shutil

@@ -110,7 +110,7 @@ def test_every_module_that_ran_is_there_and_joined(graph_of, make):
 
 
 def _reached(graph, level):
-    """Everything that data from an input (or from nowhere else) reaches inside of a call."""
+    """Everything that data from an input (or from nowhere else) reaches inside a call."""
     edges = graph.edges_inside.get(level, ())
     targets = {e.target for e in edges}
     found = {n.id for n in graph.inside[level] if n.id not in targets and n.kind != "output"}

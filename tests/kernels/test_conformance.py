@@ -547,7 +547,7 @@ def test_other_layouts_are_refused_by_name(torch_kernel):
 
 
 def test_function_transforms_show_all_values_at_once(torch_kernel):
-    """Inside of `vmap` a tensor hides its batch; the sketch is that of the whole batch."""
+    """Inside `vmap` a tensor hides its batch; the sketch is that of the whole batch."""
     seen = []
 
     def look(x):

@@ -376,7 +376,7 @@ def test_training_is_untouched(watching, how):
 
 
 def test_compiled_models_compile_as_ever(watching):
-    """Nothing is heard inside of compiled code, and nothing breaks."""
+    """Nothing is heard inside compiled code, and nothing breaks."""
     model = Attention("sdpa")
     optimizer = sgd(model)
     watch, _ = watching(model, optimizer)

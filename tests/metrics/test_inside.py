@@ -1,4 +1,4 @@
-"""Numbers from inside of a model: `sonde.log` and `sonde.is_watching`."""
+"""Numbers from inside a model: `sonde.log` and `sonde.is_watching`."""
 
 import pytest
 import torch

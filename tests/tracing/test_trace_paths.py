@@ -1,4 +1,4 @@
-"""A path names exactly what it should: modules, methods, variables, and what is inside of them."""
+"""A path names exactly what it should: modules, methods, variables, and what is inside them."""
 
 from collections import namedtuple
 from dataclasses import dataclass

@@ -184,7 +184,7 @@ def test_a_tint_is_the_statistic_of_each_box_at_the_step(told, subject):
 
 
 def test_a_tint_falls_back_on_what_is_inside(told, subject):
-    """A block has no parameters of its own: it shows the largest of those inside of it."""
+    """A block has no parameters of its own: it shows the largest of those inside it."""
     tint = asked(subject, "tint", kind="param_grad", stat="max_abs", step=3)
     block = next(n for n in tint.nodes if n.id == "h.0")
     assert block.is_inside

@@ -143,7 +143,7 @@ def write_step(
 
 
 def graph() -> GraphPart:
-    """Blocks in a chain; attention and MLP in a chain inside of each, with a residual."""
+    """Blocks in a chain; attention and MLP in a chain inside each, with a residual."""
     port = (CallPort("0", "float32", (5, 8)),)
 
     def call(path: str) -> GraphNode:

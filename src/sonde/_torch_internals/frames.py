@@ -95,7 +95,7 @@ def stay_out_of(code: CodeType) -> None:
     """Do not compile this function by itself, nor what it calls.
 
     It may still be traced as a part of something else. Hooks of the outermost compiled module run
-    outside of the compiled code and would each become a graph of their own.
+    outside the compiled code and would each become a graph of their own.
     """
     _set(code, "SKIP", "SKIP")
 

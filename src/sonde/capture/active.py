@@ -1,7 +1,7 @@
-"""Who is watching now: how code inside of a model finds those that want to hear from it.
+"""Who is watching now: how code inside a model finds those that want to hear from it.
 
 The one piece of state that belongs to the process: `sonde.attach`, `sonde.log` and their like are
-called without a watch in hand. All of them do nothing when nobody watches.
+called without a watch in hand. Without a watch, they do nothing.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ T = TypeVar("T")
 
 
 class ActiveCapture(Protocol):
-    """A capture, as seen from inside of a model."""
+    """A capture, as seen from inside a model."""
 
     def attach(self, x: object, name: str) -> None:
         """Take a named tensor, of whichever framework."""
 
 
 class NumberReceiver(Protocol):
-    """What takes numbers from inside of a model. `Any`: tensors of its framework."""
+    """What takes numbers from inside a model. `Any`: tensors of its framework."""
 
     def is_watching(self) -> bool:
         """Whether something that is logged now would be recorded."""
@@ -44,7 +44,7 @@ class NumberReceiver(Protocol):
 
 
 _ACTIVE: tuple[ActiveCapture, ...] = ()
-"""Never changed in place: compiled code that attaches is compiled anew when somebody else
+"""Never changed in place: compiled code that attaches is compiled anew when another watch
 watches."""
 
 _OBSERVING: tuple[NumberReceiver, ...] = ()
@@ -68,9 +68,9 @@ def discard(capture: ActiveCapture, observer: NumberReceiver | None = None) -> N
 
 
 def attach(x: T, name: str) -> T:
-    """Give a tensor inside of a model a name, under which its values and gradients are recorded.
+    """Give a tensor inside a model a name, under which its values and gradients are recorded.
 
-    Returns `x` itself. Does nothing when nobody watches. Tensors that are given the same name
+    Returns `x` itself. Without a watch it does nothing. Tensors that are given the same name
     within one call of a module are recorded together.
 
         def forward(self, x):
@@ -87,12 +87,12 @@ def is_watching() -> bool:
 
 
 def log(name: str, value: object, *, reduce: object = "mean") -> None:
-    """Record a number, or the numbers of a tensor, from inside of a model: as a metric of the
+    """Record a number, or the numbers of a tensor, from inside a model: as a metric of the
     module that is being called.
 
     What is logged under one name in a step is put together, every element counting the same:
     `reduce` is `mean`, `sum`, `min`, `max` or a function of all of them. Nothing waits for a
-    tensor, and nothing happens when nobody watches.
+    tensor, and without a watch nothing happens.
 
         def forward(self, x):
             gate = self.gate(x).sigmoid()

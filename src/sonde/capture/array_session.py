@@ -114,7 +114,9 @@ class ArraySession:
             self.recorded_steps += was_recorded
             if not self._hand_over(self._rows.phases) and was_recorded:
                 self.dropped_steps += 1
-                self.troubles.tell("dropped", "the drain could not keep up", level="warning")
+                self.troubles.tell(
+                    "dropped", "the background thread did not keep up", level="warning"
+                )
             self._phases.end_step()
             self._decide()
         self._spent_ns += time.perf_counter_ns() - began
@@ -178,7 +180,7 @@ class ArraySession:
         for run in others:
             self.troubles.concern(
                 "watched_twice",
-                f"The model is already watched, for the run {run!r}, and both are recorded now. "
+                f"The model is already watched, for the run {run!r}, and both watches record it. "
                 "Close a watch before the next one: watch.close(), or `with sonde.watch(...)`.",
             )
 

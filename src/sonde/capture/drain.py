@@ -327,7 +327,7 @@ class Drain:
                 job.reached.open()
 
     def _tell_if(self, job: DeferredEvent | Event) -> None:
-        """Tell all sinks of an event; of a deferred one, if it turns out to have come to pass."""
+        """Tell all sinks of an event; of a deferred one, if it happened."""
         if isinstance(job, Event):
             self.tell(job)
         elif job.number():

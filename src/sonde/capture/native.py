@@ -16,8 +16,8 @@ module hooks, 8 % without that of gradient hooks. At `every=10` there is no diff
     Place      where the tensors of a spot go: its row in a book, or rows of others
     Seen       a tensor met in a pass: the row that holds it, the hook on its gradient
     GradHook   a hook on a gradient, for all the spots that its tensor was seen at
-    Native      a capture: `live` while it records, `alone` while nobody else looks at what is
-               recorded, `hears_gradients` while it does and nobody looks at these, `bound` to the
+    Native      a capture: `live` while it records, `alone` while no observer needs what is
+               recorded, `hears_gradients` while it does and no observer needs these, `bound` to the
                pass that is running, `waiting` for a module to return what compiled code did
     Lane       a module: for each of its calls, the places of what it returns; `leave` gives the
                number of the call, -1 if that was left to Python
@@ -81,7 +81,7 @@ if not TYPE_CHECKING and not AVAILABLE:
     MOST_PLACES = MOST_TOGETHER = 0
 
     def use_number(_number: int) -> None:
-        """There is nobody to tell."""
+        """There is no observer."""
 
     class Row:
         """One row of a table and what it holds in the current window."""
@@ -127,6 +127,6 @@ if not TYPE_CHECKING and not AVAILABLE:
             self.returned = returned
 
         def __call__(self, grad: object) -> None:
-            # There is none for an output of compiled code that nobody used.
+            # There is none for an unused output of compiled code.
             if grad is not None and not self.owner.asleep:
                 self.owner.gradient(self.spots, grad, self.returned)

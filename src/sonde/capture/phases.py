@@ -1,7 +1,7 @@
 """Which phase a pass belongs to, whether it is recorded, and under which step.
 
 A pass in training mode with gradients belongs to `train`, or to a branch of it: `train/fake`. It is
-recorded when its step is due. All other passes lie outside of training: `eval`, `no_grad` and
+recorded when its step is due. All other passes lie outside training: `eval`, `no_grad` and
 phases that the user names. A phase with a schedule of its own is recorded under the last step that
 ended, if that is due. One without goes with training: it is recorded under the step that ended if
 that was recorded, else under the next step if that is due.
@@ -58,7 +58,7 @@ class Phases:
 
     @property
     def label(self) -> int:
-        """The step that something outside of a training pass belongs to: the last one that ended,
+        """The step that something outside a training pass belongs to: the last one that ended,
         until the next begins."""
         if self._forced_step is not None:
             return self._forced_step
@@ -118,7 +118,7 @@ class Phases:
         self._steps.clear()
 
     def place(self, phase: str, step: int) -> None:
-        """Passes of a phase outside of training belong to this step, until the next one begins."""
+        """Passes of a phase outside training belong to this step, until the next one begins."""
         self._steps[phase] = step
 
     def go_to(self, step: int) -> None:
@@ -144,7 +144,7 @@ class Phases:
         return before
 
     def _step_outside(self, phase: str) -> int | None:
-        """The step of a pass outside of training, None if it is not recorded. Decided once between
+        """The step of a pass outside training, None if it is not recorded. Decided once between
         two steps."""
         if phase not in self._steps:
             step = self._steps[phase] = self._decide(phase)

@@ -29,7 +29,7 @@ class Troubles:
         self._strict = strict
 
     def skip(self, where: str, reason: str) -> None:
-        """Something cannot be recorded, for a reason that is nobody's fault."""
+        """Something cannot be recorded, for a reason that is no error."""
         key = (where, reason)
         if key not in self.skipped:
             self.tell("skipped", reason, where=where)
@@ -48,7 +48,7 @@ class Troubles:
         if key not in self.failures:
             self.tell("failed", repr(error), where=where, level="error")
             self.failures[key] = 0
-            self.warn(f"recording `{where}` failed and goes on without it: {error!r}")
+            self.warn(f"Stopped recording `{where}`: {error!r}. Training continues.")
         self.failures[key] += 1
 
     def concern(self, code: str, text: str, where: str = "") -> None:
@@ -83,7 +83,7 @@ class Troubles:
     def untraced(self, version: str) -> None:
         """A compiler took our taps and left out those on gradients."""
         text = (
-            "gradients of what modules return are not recorded inside of compiled code: the "
+            "gradients of what modules return are not recorded inside compiled code: the "
             f"compiler of torch {version} cannot trace hooks on all tensors. That of 2.13 can"
         )
         self.skip("compiled code", text)

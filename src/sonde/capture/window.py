@@ -3,7 +3,7 @@
 A `Spot` is a site in a phase. When a tensor appears there, its sketch goes into a row of the table
 of its device. A tensor that was already sketched in this pass (the output of a child that its
 parent returns, the input of the next layer) is not read again: the spot points to the row that
-holds it. A row to which somebody else points is closed; what comes next opens a new one. So a
+holds it. A row with another reference is closed; what comes next opens a new one. So a
 spot's record is the merge of the rows it points to, exactly, and each tensor is read once.
 
 A table has a fixed number of rows, whatever the size of the model. They are given out in order,

@@ -34,9 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--hdf5", metavar="FILE", help="FILE.h5: scalars and metrics, a group for each"
     )
-    where.add_argument(
-        "--html", metavar="FILE", help="FILE.html: the explorer with the run inside, for anybody"
-    )
+    where.add_argument("--html", metavar="FILE", help="FILE.html: the page with the run inside")
     parser.add_argument("--max-mb", type=float, metavar="N", help="size of the HTML (default: 20)")
     parser.add_argument(
         "--include",
@@ -137,7 +135,7 @@ def _checked_target(
         raise SondeError(f"Cannot tell the format of `{path}`. Its name must end in {known}.")
     inside = os.path.realpath(run_path)
     if os.path.commonpath([os.path.realpath(target), inside]) == inside:
-        raise SondeError(f"`{path}` lies inside of the run. Choose a file outside of it.")
+        raise SondeError(f"`{path}` lies inside the run. Choose a file outside it.")
     if os.path.lexists(target) and not force:
         raise SondeError(f"`{path}` exists. Choose another name, or `--force` to overwrite it.")
     if not os.path.isdir(os.path.dirname(target)):

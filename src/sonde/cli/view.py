@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-browser", action="store_true", help="print the address, open nothing")
     parser.add_argument(
-        "--no-token", action="store_true", help="let in everybody on this machine without a token"
+        "--no-token", action="store_true", help="serve everyone on this machine, without a token"
     )
     parser.add_argument(
         "--allow-host",
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     is_loopback = _is_loopback(arguments.host)
     if arguments.no_token and not is_loopback:
         raise SondeError(
-            f"`--no-token` is for this machine only; with `--host {arguments.host}` anybody on the "
+            f"`--no-token` is for this machine only; with `--host {arguments.host}` anyone on the "
             "network could read your runs."
         )
     if not 0 <= arguments.port <= 65535:
@@ -138,15 +138,15 @@ def _load(files: list[str]) -> None:
 
 
 def _tell(where: str, arguments: argparse.Namespace, doorway: RedirectFile) -> None:
-    print(f"Sonde looks at `{arguments.folder}`. Open:\n\n    {where}\n", flush=True)
+    print(f"Serving `{arguments.folder}` at\n\n    {where}\n", flush=True)
     if "SSH_CONNECTION" in os.environ and _is_loopback(arguments.host):
         port = where.rpartition(":")[2].partition("/")[0]
         print(f"From your own machine: ssh -L {port}:127.0.0.1:{port} THIS_HOST\n", flush=True)
-    print("Ctrl-C ends it.", flush=True)
+    print("Press Ctrl-C to stop.", flush=True)
     if not arguments.no_browser and _has_screen():
         import webbrowser
 
-        # Arguments of processes can be read by everybody on the machine: no token in them.
+        # Arguments of processes can be read by everyone on the machine: no token in them.
         webbrowser.open(doorway.open(where) if "?token=" in where else where)
 
 

@@ -3,7 +3,7 @@
 A term is the root mean square, over the coordinates of a module's output, of a change since the
 beginning (see `sonde.metrics.torch.rcc`). If training is to be the same at every width it must not
 depend on the width: its slope, of its logarithm over that of the width, must be about 0. A slope of
-1 is what one gets where updates add up over all inputs of a layer and nobody has divided by their
+1 is what one gets where updates add up over all inputs of a layer and nothing divides by their
 number.
 """
 

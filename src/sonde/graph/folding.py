@@ -1,7 +1,7 @@
 """Folding: what repeats in a model, so that eighty equal blocks are drawn as one.
 
 Two calls are alike when their modules are of the same type, say the same of themselves, took and
-gave tensors of the same shapes, and the same holds for everything inside of them. A run of alike
+gave tensors of the same shapes, and the same holds for everything inside them. A run of alike
 neighbours whose paths differ in one number (`h.0`, `h.1`, ...) or that are calls of the same module
 folds into one. Sequences of a few neighbours that repeat (linear layer, activation, linear layer,
 activation, ...) fold too: each place of the sequence is one. The same is done for the tree of
@@ -250,7 +250,7 @@ def _flow(members: Sequence[Node], inner: set[tuple[str, str]]) -> Flow:
 
 
 def _inside_first(graph: Graph) -> Iterator[Node]:
-    """Every node, each after all that is inside of it."""
+    """Every node, each after all that is inside it."""
     order: list[Node] = []
     waiting = list(graph.inside.get("", ()))
     while waiting:

@@ -2,10 +2,10 @@
 
     graph = run.graph
     graph.nodes, graph.edges                    # everything
-    level = graph.level("transformer")          # the inside of its first call
+    level = graph.level("transformer")          # the calls in its first call
     level.nodes, level.edges
 
-Nodes are calls of modules, and tensors that entered, left or were named inside of a call. An edge
+Nodes are calls of modules, and tensors that entered, left or were named inside a call. An edge
 joins two nodes of the same level: data that the source made reached the target without passing
 through another node of that level.
 """
@@ -29,7 +29,7 @@ def node_id(module: str, call: int) -> str:
 
 
 def tree_nodes(paths: Iterable[str]) -> list[GraphNode]:
-    """A node per module, each inside of the next module above it: what is known without calls."""
+    """A node per module, each inside the next module above it: what is known without calls."""
     known = dict.fromkeys(("", *paths))
     nodes = []
     for path in known:
@@ -60,7 +60,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """The inside of one call: its nodes in the order in which they were first seen."""
+    """The inside one call: its nodes in the order in which they were first seen."""
 
     node: Node | None
     nodes: tuple[Node, ...]
@@ -148,7 +148,7 @@ class Graph:
         return {path: tuple(nodes) for path, nodes in found.items()}
 
     def level(self, module: str = "") -> Level:
-        """The inside of a module, by its path or by the id of one of its calls.
+        """The inside a module, by its path or by the id of one of its calls.
 
         Raises:
             SondeError: There was no such call.

@@ -150,7 +150,7 @@ class Kernel:
     def launcher(
         self,
     ) -> tuple[int, int, int, int, int, int, int, list[tuple[int, int, int, int]]]:
-        """What somebody needs who launches `one` and `several` without Python, in the context that
+        """What is needed to launch `one` and `several` without Python, in the context that
         is current: where the driver's entries to launch and to ask for the context are, that
         context, the most blocks, threads per block, the function of `several` and the values of a
         piece; per format its code in C, its function, values per block, and its code here, -1 if
@@ -272,7 +272,7 @@ class Kernel:
         return RawMemory(self._driver, n_bytes, on_host=on_host)
 
     def record(self, event: int, stream: int) -> None:
-        """Have the event come to pass when all is done that the stream was given so far."""
+        """Record the event on the stream, after all work queued so far."""
         self._call("cuEventRecord", event, stream)
 
     def _call(self, name: str, *arguments: int) -> None:
@@ -327,7 +327,7 @@ class RawMemory:
 
     def free(self) -> None:
         address, self.address, self.nbytes = self.address, 0, 0
-        if address:  # at the end of a process the driver may be gone: there is nobody to tell
+        if address:  # at the end of a process the driver may be gone: nothing can be done
             (self._driver.cuMemFreeHost if self._on_host else self._driver.cuMemFree_v2)(address)
 
     __del__ = free

@@ -60,7 +60,7 @@ def readable(x: Tensor) -> Readable:
     """The same values in a form that kernels read: strided, real, known dtype, nothing expanded.
 
     Copies only where there is no way around it (complex, quantised, uncoalesced sparse). Of a
-    tensor inside of a `torch.func` transformation, all values are read: of the whole batch that
+    tensor inside a `torch.func` transformation, all values are read: of the whole batch that
     `vmap` hides, at any level.
 
     Raises:

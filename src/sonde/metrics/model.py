@@ -48,7 +48,7 @@ class Merge:
 @dataclass(frozen=True, slots=True)
 class OnHost:
     """A number that can only be worked out on the host: a tensor to bring there, and a function of
-    it as a numpy array. It runs in the background, and nobody waits for it."""
+    it as a numpy array. It runs in the background, and nothing waits for it."""
 
     tensor: Any  # of whichever framework
     finish: Callable[[NDArray[np.float64]], float]

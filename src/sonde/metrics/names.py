@@ -87,7 +87,7 @@ def of_statistic(site: Site, name: str) -> str:
 
 
 def of_log(name: str, module: str | None) -> Label:
-    """The label of a number that was logged from inside of a model, or of no module."""
+    """The label of a number that was logged from inside a model, or of no module."""
     key = name if module is None else f"log/{module or ROOT}/{name}"
     return Label(module, name, key)
 

@@ -20,7 +20,7 @@ _HEIGHT: Final = 56
 
 @runtime_checkable
 class RecordingWatch(Protocol):
-    """What is told of a watch."""
+    """A watch, as its notebook display reads it."""
 
     @property
     def path(self) -> object: ...

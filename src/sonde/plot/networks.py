@@ -25,7 +25,7 @@ _FILL: Final = {"module": "#dbe6f4", "input": "#e8e8e8", "output": "#e8e8e8", "a
 def graph(
     run: RunLike, module: str = "", *, group_repeats: bool = True, ax: Axes | None = None
 ) -> Figure:
-    """The inside of a module, the whole model by default: its calls and the data between them."""
+    """The inside a module, the whole model by default: its calls and the data between them."""
     node = ids.of_name(node_id(module, 0)) if module else None
     question = LevelQuestion(run="run", node=node, fold=group_repeats)
     spec: GraphLevel = ask(opened(run), "level", question)

@@ -1,6 +1,6 @@
 """A doorway: a private file that takes a browser to an address which holds the token.
 
-Everybody on a machine can read the arguments of its processes, so a browser is started with the
+Every user of a machine can read the arguments of its processes, so a browser is started with the
 name of this file instead of the address. Only its owner can read it.
 """
 

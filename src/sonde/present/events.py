@@ -1,6 +1,6 @@
 """The herald: tells pages that a run has advanced. Never what: they ask for what they show.
 
-One look a second at the names of files serves all pages that listen, and none is taken while nobody
+One listing of files a second serves all pages that listen, and none is taken while no page
 does. Only runs whose files changed are asked how far they have come.
 """
 
@@ -29,7 +29,7 @@ class PlainState(TypedDict):
 
 
 class RunEvents:
-    """Follows the runs that somebody listens to."""
+    """Follows the runs that a page listens to."""
 
     def __init__(self, workers: Workers, is_ending: Callable[[], bool] = lambda: False) -> None:
         self._workers = workers

@@ -53,7 +53,7 @@ HEADERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Whom the guard lets through. `token` is None when everybody on this machine may ask.
+    """Whom the guard lets through. `token` is None when everyone on this machine may ask.
 
     `prefix` (`/a/b`) is taken off addresses that begin with it. With `has_guests`, pages of other
     origins may ask if they bring the token in a header.

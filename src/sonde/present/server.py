@@ -125,7 +125,7 @@ def serve(
         folder: Of runs, or a run. It may be empty or not exist yet.
         host: Where to listen.
         port: Where to listen; 0 for any that is free. If it is taken, one of the next ten.
-        token: What visitors must bring; None lets in everybody who reaches the address.
+        token: What visitors must bring; None serves everyone who reaches the address.
         allowed_hosts: Names besides those of this machine's loopback under which we are reached.
         prefix: A path below which we are reached, also when a proxy does not take it off.
         shown_as: How the folder is called on the page.
@@ -171,7 +171,7 @@ def address(host: str, port: int, token: str | None, prefix: str = "") -> str:
 
 
 def fresh_token() -> str:
-    """A token that nobody can guess."""
+    """A token that cannot be guessed."""
     return new_token()
 
 

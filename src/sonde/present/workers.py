@@ -100,7 +100,7 @@ class Worker:
                 if is_last:
                     break
             except BaseException:
-                # The asker went away in the middle: what is in the pipes belongs to nobody.
+                # The asker went away in the middle: what is in the pipes has no reader.
                 await asyncio.shield(self._drop(process))
                 raise
         return _refused(422, "damaged", "Reading this run ended the process that read it.")

@@ -110,7 +110,7 @@ def exponent_counts(
 def below(bins: NDArray[np.int64], zeros: int, threshold: float) -> int:
     """How many non-zero values are smaller in magnitude than `threshold`, a bin edge.
 
-    A threshold inside of a bin counts the whole bin.
+    A threshold inside a bin counts the whole bin.
     """
     whole = int(np.searchsorted(EDGES, threshold, side="left"))
     return int(magnitudes(bins)[:whole].sum()) - zeros if whole else 0
@@ -129,7 +129,7 @@ def pieces(
     """The finite values as a rising staircase: lower edge, upper edge and count of each piece.
 
     Zero is a piece of no width. The outermost pieces are cut to the smallest and largest finite
-    value, so nothing is claimed outside of what was seen.
+    value, so nothing is claimed outside what was seen.
     """
     low, high = known.low, known.high
     negative = bins[HALF : HALF + INF_BIN].astype(np.float64)
@@ -185,7 +185,7 @@ def histogram(
     """Finite values in each of the intervals [edges[i], edges[i + 1]), the last one closed.
 
     Values are spread evenly over the bin they fell in, so counts can be fractional; where an edge
-    is a bin edge the split is exact. What lies outside of the edges is not counted.
+    is a bin edge the split is exact. What lies outside the edges is not counted.
     """
     left, right, counts = pieces(bins, known)
     points = left == right

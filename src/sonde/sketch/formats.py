@@ -67,7 +67,7 @@ _ALIASES: Final = {
     "nvfp4": "float4_e2m1fn",
 }
 """Names besides those that `_spelled_out` gives. `float8_e4m3` itself is a format of `ml_dtypes`
-and stands for it; `e4m3` and `fp8_e4m3` are what everybody else calls `float8_e4m3fn`."""
+and stands for it; `e4m3` and `fp8_e4m3` are other names of `float8_e4m3fn`."""
 
 _BITS: Final = {"e2m1": 4, "e2m3": 6, "e3m2": 6}
 
@@ -133,7 +133,7 @@ def loss(
     including, the smallest normal. Overflow is |x| in bins that begin at or above the largest
     value: for e4m3, e5m2 and fp4 that includes the largest value itself, unless nothing exceeds it;
     for float16 and bfloat16 it leaves out the last half step below the next power of two. A limit
-    below 2**-128 lies inside of the lowest bin, which then counts as a whole, unless no value is
+    below 2**-128 lies inside the lowest bin, which then counts as a whole, unless no value is
     that small.
     """
     if not (scale > 0 and math.frexp(scale)[0] == 0.5):

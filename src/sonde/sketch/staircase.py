@@ -78,7 +78,7 @@ def _at(
     low: NDArray[np.float64],
     high: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """The value of each row that so many lie at or below, linear inside of its bin."""
+    """The value of each row that so many lie at or below, linear inside its bin."""
     n = len(rank)
     left, right, before, held = (np.zeros(n) for _ in range(4))
     up_to_tiny = below + stairs.tiny_below

@@ -234,7 +234,7 @@ def _rm8(s: Sketches) -> NDArray[np.float64]:
 
     Each bin gives the mean of x**8 over its width. Normal numbers are known to a quarter of an
     octave, so the root is between 9 % too low and 15 % too high, and far closer where values are
-    spread evenly inside of bins. It is kept between `rm4` and `max_abs`, which bound it.
+    spread evenly inside bins. It is kept between `rm4` and `max_abs`, which bound it.
     """
     largest = _max_abs(s)
     scale = np.where(largest > 0, largest, 1.0)

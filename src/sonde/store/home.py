@@ -1,6 +1,6 @@
 """The home of a run: its directory, looked at again before anything is put into it.
 
-Somebody may delete the run and begin another one in its place while its writer lives, or put a
+A user may delete the run and begin another one in its place while its writer lives, or put a
 symbolic link where a folder was. A writer and a compactor refuse what a reader refuses.
 """
 

@@ -1,4 +1,4 @@
-"""Listing: which files of a run have the name of a segment, before anybody opens one."""
+"""Listing: which files of a run have the name of a segment, before one is opened."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def resolve(path: str | os.PathLike[str]) -> str:
 
 
 def find_runs(folder: str) -> list[FoundRun]:
-    """The runs directly inside of a folder, newest first."""
+    """The runs directly inside a folder, newest first."""
     runs = []
     try:
         with os.scandir(folder) as entries:

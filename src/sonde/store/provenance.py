@@ -58,7 +58,7 @@ def command(arguments: Sequence[str] | None = None) -> list[str]:
 
 
 def git() -> dict[str, object] | None:
-    """Commit, branch and whether tracked files were changed; None outside of a repository."""
+    """Commit, branch and whether tracked files were changed; None outside a repository."""
     found = _git("rev-parse", "HEAD", "--abbrev-ref", "HEAD")
     if found is None or len(found) != 2:
         return None

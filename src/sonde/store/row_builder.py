@@ -147,7 +147,7 @@ class RowBuilder:
         return SegmentRows(SITES, self._table(SITES, len(infos), columns), False, None)
 
     def check(self, batch: SketchBatch) -> None:
-        """Raise ValueError if the batch contradicts itself or names a site nobody declared."""
+        """Raise ValueError if the batch contradicts itself or names an undeclared site."""
         n, s = len(batch.ids), batch.sketches
         shapes = (s.counts.shape, s.sums.shape, s.extrema.shape, s.offsets.shape)
         if shapes != ((n, len(COUNTS)), (n, len(SUMS)), (n, len(EXTREMA)), (n + 1,)):
@@ -156,7 +156,7 @@ class RowBuilder:
         if ends != (0, len(s.bin_ids), len(s.bin_ids)) or (np.diff(s.offsets) < 0).any():
             raise ValueError("bins do not fit their offsets")
         if len(s.bin_ids) and not 0 <= s.bin_ids.min() <= s.bin_ids.max() < N_BINS:
-            raise ValueError("bin ids lie outside of 0..2047")
+            raise ValueError("bin ids lie outside 0..2047")
         self._known(batch.ids)
 
     def _known(self, ids: NDArray[np.int32]) -> _SeenIds:

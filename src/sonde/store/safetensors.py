@@ -117,7 +117,7 @@ def _check(header: Mapping[str, Any], body_bytes: int) -> None:
     at = 0
     for begin, end in sorted(spans):
         if begin != at or end > body_bytes:
-            raise DamagedError("has arrays that overlap, leave a gap or lie outside of the file")
+            raise DamagedError("has arrays that overlap, leave a gap or lie outside the file")
         at = end
     if at != body_bytes:
         raise DamagedError("is longer or shorter than its arrays")

@@ -160,7 +160,7 @@ class SnapshotTaker:
             end = -1
             for c in found.get(attempt, ()):
                 if c.name.last <= end:
-                    continue  # hidden: inside of a sound one
+                    continue  # hidden: inside a sound one
                 key = (c.path, c.stamp)
                 if key not in fresh:
                     known = self._verdicts.get(key)

@@ -1,4 +1,4 @@
-"""Looking inside of a value: along keys, indices and attributes, with wildcards.
+"""Looking inside a value: along keys, indices and attributes, with wildcards.
 
 What a tensor or a module holds is the business of a framework, see `Nature`. Properties of objects
 are asked for only by name, never by a wildcard: they are code of the user's.
@@ -26,7 +26,7 @@ _PLAIN: Final = (str, bytes, bytearray, int, float, complex, type(None))
 
 
 class ValueAccess(Protocol):
-    """What a framework knows about the inside of its own values."""
+    """What a framework knows about the contents of its own values."""
 
     def is_tensor(self, value: object) -> bool: ...
 
@@ -41,12 +41,12 @@ class ValueAccess(Protocol):
 
 
 def look(value: object, parts: Sequence[str], insight: ValueAccess) -> Iterator[Inside]:
-    """All that `parts` stand for inside of the value."""
+    """All that `parts` stand for inside the value."""
     yield from _look(value, tuple(parts), (), insight, MAX_DEPTH)
 
 
 def keys_of(value: object, insight: ValueAccess) -> list[str]:
-    """What can be asked for inside of a value, as far as it can be listed."""
+    """What can be asked for inside a value, as far as it can be listed."""
     return [key for key, _ in _items(value, insight)]
 
 

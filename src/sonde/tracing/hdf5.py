@@ -1,7 +1,7 @@
 """HDF5: values straight into a file, as they are gathered.
 
 For each variable there is a dataset `{name}` that grows along its first dimension, one row per
-value, with `{name}_iterations` and `{name}_ranks` beside it. A value inside of a list, dict or
+value, with `{name}_iterations` and `{name}_ranks` beside it. A value inside a list, dict or
 object has a dataset of its own, `{name}.0` or `{name}.key`. Further datasets appear when they are
 needed: `{name}_shapes` when shapes differ, `{name}_none` when some values are None.
 

@@ -1,4 +1,4 @@
-"""Paths: how a person names a variable inside of a model.
+"""Paths: how a person names a variable inside a model.
 
     forward                   what the model's forward returns
     forward.x                 an argument or local variable of it
@@ -76,7 +76,7 @@ def is_wild(part: str) -> bool:
 
 
 def matches(part: str, name: str) -> bool:
-    """Whether a component stands for that name. A `*` inside of it stands for any characters."""
+    """Whether a component stands for that name. A `*` inside it stands for any characters."""
     if "*" not in part:
         return part == name
     return part == "*" or _pattern(part).fullmatch(name) is not None

@@ -123,7 +123,7 @@ class Pipeline:
 
     @property
     def is_patient(self) -> bool:
-        """Whether nobody minds where windows begin and end."""
+        """Whether windows may begin and end anywhere."""
         return self._direct is not None
 
     def put(self, window: TraceWindow) -> None:

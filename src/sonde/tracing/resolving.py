@@ -40,7 +40,7 @@ class ModelTree(Protocol):
         """The names of the methods that a wildcard can stand for."""
 
     def children(self, module: Any) -> Iterable[tuple[str, object]]:
-        """The modules inside of a module, by name; wrappers are passed through."""
+        """The modules inside a module, by name; wrappers are passed through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ def _of_method(
 
 
 def _can_match(place: TracedPlace) -> bool:
-    """Whether the method has a variable like that. What is inside of it shows only later."""
+    """Whether the method has a variable like that. What is inside it shows only later."""
     if place.method is None or not place.inner or place.inner[0] == RETURN:
         return True
     names = names_in(place.method.function.__code__)

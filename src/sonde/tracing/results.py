@@ -59,7 +59,7 @@ class Results(Mapping[str, Result]):
 
     def __init__(self) -> None:
         self.refresh: Callable[[], None] = lambda: None
-        """Called before anybody looks: values that are still on their way should be here."""
+        """Called before results are read: values that are still on their way should be here."""
         self._found: dict[str, Result] = {}
 
     def put(self, name: str, result: Result) -> None:

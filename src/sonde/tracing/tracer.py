@@ -62,7 +62,7 @@ class Framework(Protocol):
     def around_passes(self, begin: Callable[[], None], end: Callable[[], None]) -> Remove: ...
 
     def on_gradients(self, value: object, tell: Callable[[str, object], None]) -> list[Remove]:
-        """Tell of the gradient of each tensor in the value, by its path inside of it."""
+        """Tell of the gradient of each tensor in the value, by its path inside it."""
 
 
 class Clock(Protocol):
@@ -109,7 +109,7 @@ class MethodCall:
         self.met: dict[Channel, ValueSnapshot] = {}
         """What was last seen in this call; another call may have seen something else since."""
         self.lasting: set[Channel] = set()
-        """Seen inside of something when the call began, such as buffers of the module. Frameworks
+        """Seen inside something when the call began, such as buffers of the module. Frameworks
         do not count all writes to those, so they are compared again when the call ends."""
         self.off: set[Channel] = set()
         """Refused in this call: not tried again at each line."""
@@ -211,7 +211,7 @@ class Tracer:
             self._by_way.clear()
 
     def release(self) -> None:
-        """Hand over what there is, if nobody minds where windows end or a window ends here."""
+        """Hand over what there is, if windows may end anywhere or one ends here."""
         with self._lock:
             if self._is_closed or not self._window.entries or self._now is None:
                 return
@@ -262,7 +262,7 @@ class Tracer:
     def look(
         self, place: TracedPlace, name: str, value: object, rest: Sequence[str], call: MethodCall
     ) -> None:
-        """See what is inside of a variable, along the rest of the path."""
+        """See what is inside a variable, along the rest of the path."""
         if not rest:
             if not (place.path.is_any and self.framework.nature.is_module(value)):
                 self.see(place, (name,) if name else (), value, call)
@@ -385,7 +385,7 @@ class Tracer:
     # -- gradients -----------------------------------------------------------------------------
 
     def _follow(self, channel: Channel, path: Path, value: object, call: MethodCall) -> None:
-        """Have the gradient of this very tensor told, once per call of the method."""
+        """Record the gradient of this very tensor, once per call of the method."""
         key = (channel, id(value))
         known = call.followed.get(key)
         if known is not None and known() is value:

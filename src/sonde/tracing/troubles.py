@@ -49,7 +49,7 @@ class TraceTroubles:
             self.failures[key] = self.failures.get(key, 0) + 1
             is_first = self.failures[key] == 1
         if is_first:
-            text = f"Tracing `{where}` failed and goes on without it: {error!r}"
+            text = f"Stopped tracing `{where}`: {error!r}. Training continues."
             self.tell(Event("trace_failed", text, where=where, step=step, level="error"))
             self.warn(text)
 
@@ -76,7 +76,7 @@ class TraceTroubles:
                     self.waiting.append(text)
 
     def say(self) -> None:
-        """Say what is left. Raises where warnings are errors: not to be called inside of a hook."""
+        """Say what is left. Raises where warnings are errors: not to be called inside a hook."""
         with self._lock:
             waiting, self.waiting = self.waiting, []
         for text in waiting:

@@ -46,7 +46,7 @@ class TensorOps(ValueAccess, Protocol):
     def size_bytes(self, tensor: Any) -> int: ...
 
     def version(self, tensor: Any) -> int | None:
-        """A number that is another one after each change; None if nobody counts."""
+        """A number that is another one after each change; None if there is no counter."""
 
     def copy(self, tensor: Any) -> Any:
         """A copy on the same device. Does not wait for it."""
@@ -125,7 +125,7 @@ def snapshot(value: object, nature: TensorOps, room_bytes: int) -> ValueSnapshot
 
 
 def stamp(value: object, nature: TensorOps) -> int | None:
-    """A number that is another one when this very object has changed; None if nobody can tell."""
+    """A number that is another one when this very object has changed; None if that is unknown."""
     if type(value) in _SIMPLE:
         return 0
     return nature.version(value) if nature.is_tensor(value) else None
@@ -222,7 +222,7 @@ class _Tensor:
         if is_same_object and nature.version(value) == self._version:
             return False
         if nature.version(self.value) != self._copy_version:
-            return True  # somebody wrote into the copy that we handed on
+            return True  # the copy that we handed on was written to
         verdict = nature.same(self.value, value)
         if verdict is False:
             return True

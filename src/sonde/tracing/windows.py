@@ -15,7 +15,7 @@ _FEW: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class TracedVariable:
-    """A variable by its full name, and the parts of it: the module and what is inside of that."""
+    """A variable by its full name, and the parts of it: the module and what is inside that."""
 
     name: str
     module: str

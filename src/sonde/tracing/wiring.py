@@ -65,7 +65,7 @@ def trace(
     timeout_s: float = 30.0,
     strict: bool = False,
 ) -> Trace:
-    """Follow variables inside of a model's methods: each value, when it changed, from every rank.
+    """Follow variables inside a model's methods: each value, when it changed, from every rank.
 
     Args:
         model: A `torch.nn.Module`, wrapped or not. Nothing of it is replaced.
@@ -465,7 +465,7 @@ def _about_compiled(modules: Sequence[str]) -> str:
     return (
         f"Compiled by `torch.compile`: {_shown(modules)}. While they are traced, methods run as "
         "plain Python, and what is compiled around them is compiled again, now and at the end. "
-        "Nothing is seen inside of a function that was compiled by itself, such as a whole "
+        "Nothing is seen inside a function that was compiled by itself, such as a whole "
         'training step: call that within `torch.compiler.set_stance("force_eager")`.'
     )
 

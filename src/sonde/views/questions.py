@@ -90,7 +90,7 @@ class TreeQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelQuestion:
-    """The inside of a call (`node`, by default the model). `unfold` names groups to show singly;
+    """The inside a call (`node`, by default the model). `unfold` names groups to show singly;
     `unfold=*` all."""
 
     run: str

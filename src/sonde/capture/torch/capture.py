@@ -161,7 +161,7 @@ class Capture:
             self.troubles.tell_the_rest()
 
     def observe(self, observer: Observer) -> None:
-        """Tell the observer of what is met from now on; it may want kinds that nobody sketches."""
+        """Tell the observer of what is met from now on; it may want kinds that are not sketched."""
         with self.lock:
             self.observer = self.collector.observer = observer
             self.onlooker = observer if "output" in observer.kinds else None
@@ -252,7 +252,7 @@ class Capture:
             self.spent_ns += time.perf_counter_ns() - began
 
     def attach(self, x: object, name: str) -> None:
-        """A tensor was given a name inside of the forward of a watched module."""
+        """A tensor was given a name inside the forward of a watched module."""
         if torch.compiler.is_compiling():
             if isinstance(x, Tensor) and hooks.is_placing():
                 hooks.attach(self, x, name)

@@ -268,7 +268,7 @@ class Pass:
     def look(self, x: Tensor) -> Seen:
         """What is known of this very tensor, unchanged since; else a fresh entry."""
         if x.is_inference():
-            return Seen(x, 0)  # nobody counts its versions
+            return Seen(x, 0)  # it has no version counter
         version = version_of(x)
         seen = self.seen.get(id(x))
         if seen is None or seen.version != version or seen.ref() is not x:
@@ -302,7 +302,7 @@ class HeldTensor:
 
     def put(self, x: Tensor, row: Row | None) -> None:
         """The row that holds it as it is now."""
-        if row is not None and not x.is_inference():  # of which nobody counts the versions
+        if row is not None and not x.is_inference():  # which has no version counter
             self.x, self._version, self._row, self._window = x, version_of(x), row, row.window
 
     def row_of(self, x: Tensor) -> Row | None:

@@ -77,7 +77,7 @@ class _ModuleHook(InertHook):
 
 
 class _ScriptError(SondeError, AttributeError):
-    """There is no name, as far as anybody else is concerned."""
+    """There is no name, for other code."""
 
 
 class Enter(_ModuleHook):

@@ -116,7 +116,9 @@ class WatchedModules:
                 if tap.is_root or not self._is_resting:
                     hang(tap, module, self._number)
         if changed and hooks.forget_compiled(changed):
-            self._troubles.tell("recompiled", "more is wanted of compiled code: it is made again")
+            self._troubles.tell(
+                "recompiled", "more kinds are recorded: compiled code is compiled again"
+            )
         self._version = -1
         self.scan(root)
 

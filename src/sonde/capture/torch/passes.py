@@ -38,7 +38,7 @@ _GRADIENTS: Final[frozenset[Kind]] = frozenset({"input_grad", "output_grad", "at
 
 
 class ObserverNeeds(Protocol):
-    """Somebody else who looks at what a capture meets: at which kinds, and whether at calls."""
+    """What an observer besides the capture needs: which kinds, and whether calls."""
 
     kinds: frozenset[Kind]
     follows_calls: bool
@@ -88,7 +88,7 @@ def forget_passes(passes: dict[int, Pass], native: Native | None) -> None:
 def settle(
     native: Native | None, observer: ObserverNeeds | None, is_live: bool, phases: Collection[str]
 ) -> None:
-    """Say who takes the native path while something is recorded: all, unless somebody else wants to
+    """Say who takes the native path while something is recorded: all, unless an observer has to
     know the calls of modules, or what compiled code shows, or gradients."""
     if native is not None:
         native.alone = observer is None
@@ -99,7 +99,7 @@ def settle(
 
 
 def is_inside_call_of(module: nn.Module) -> bool:
-    """Whether the call of the module that begins now happens inside of another call of it.
+    """Whether the call of the module that begins now happens inside another call of it.
 
     For the rare case that cannot be told from a call that was interrupted: looks at the frames.
     """
@@ -138,7 +138,7 @@ def _is_in_autograd_function() -> bool:
 
 
 class Checkpoints:
-    """Calls inside of reentrant checkpoints, whose gradients can be had only when they are redone.
+    """Calls inside reentrant checkpoints, whose gradients can be had only when they are redone.
 
     Such a checkpoint runs its part of the model without gradients first, and again in the backward
     pass. Both are methods of a `CheckpointFunction` (of torch, or of one of the libraries that

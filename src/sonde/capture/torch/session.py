@@ -198,7 +198,7 @@ class TorchSession:
         for run in others:
             self.capture.troubles.concern(
                 "watched_twice",
-                f"The model is already watched, for the run {run!r}, and both are recorded now. "
+                f"The model is already watched, for the run {run!r}, and both watches record it. "
                 "Close a watch before the next one: watch.close(), or `with sonde.watch(...)`.",
             )
 

@@ -83,7 +83,7 @@ class TrainingSteps:
         """Put all hooks in place: what comes is to be recorded, or compiled."""
         if self._capture.taps.wake():
             self._capture.troubles.tell(
-                "recompiled", "code compiled while nothing was recorded, again"
+                "recompiled", "code compiled while nothing was recorded is compiled again"
             )
 
     # -- steps ---------------------------------------------------------------------------------
@@ -158,7 +158,9 @@ class TrainingSteps:
         capture.silence.end_step()
         if not capture.recorder.end("train", self.number):
             self.dropped += 1
-            capture.troubles.tell("dropped", "the drain could not keep up", level="warning")
+            capture.troubles.tell(
+                "dropped", "the background thread did not keep up", level="warning"
+            )
 
     def go_to(self, step: int) -> None:
         """The next step is this one: a checkpoint was loaded."""
@@ -183,7 +185,7 @@ class TrainingSteps:
         self.decide()
 
     def end_outside(self) -> None:
-        """What was recorded outside of training is complete."""
+        """What was recorded outside training is complete."""
         self._capture.recorder.hand_over(self.phases.step_of)
         self._capture.recorder.end_phases(lambda phase: not is_training(phase))
 

@@ -27,7 +27,7 @@ def new_sign() -> str:
 
 
 class OutputObserver(Protocol):
-    """Somebody who looks at what modules return, besides the capture."""
+    """An observer of what modules return, besides the capture."""
 
     def saw(self, tap: Tap, call: int, output: Tensor) -> None:
         """The native path has recorded what a module returned."""
@@ -85,7 +85,7 @@ class TapPlace(NamedTuple):
 class TapKey:
     """A tap in compiled code: the places that its tensor is seen at, of one owner's.
 
-    All weak: code may outlive the watch. `returned` says that a hook outside of the code will see
+    All weak: code may outlive the watch. `returned` says that a hook outside the code will see
     the tensor again, as it is; or has seen it, if it is a gradient. `point` is its native path;
     `bunch` that of several taps of which it is the first, with their keys.
     """

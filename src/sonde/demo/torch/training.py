@@ -1,4 +1,4 @@
-"""The training loop of the demo: as anybody would write it, with Sonde watching."""
+"""The training loop of the demo: a usual loop, with Sonde watching."""
 
 from __future__ import annotations
 

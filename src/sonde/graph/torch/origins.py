@@ -1,6 +1,6 @@
 """Origins: where the data in a tensor came from, while a model runs.
 
-An origin is a node inside of a frame (a call that is going on or is over). Tensors are told apart
+An origin is a node inside a frame (a call that is going on or is over). Tensors are told apart
 by storage, then by region of the storage, then by identity: a view shares the data of its base,
 a module that returns a view of its input returns something else than its input, and one that
 returns the very same tensor is taken to have made it.
@@ -35,7 +35,7 @@ class CallFrame:
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.overlay: dict[int, _Store] = {}
         self.took_outside = False
-        """Whether something was used in it that nobody passed to it."""
+        """Whether something was used in it that was not passed to it."""
 
 
 Origin = tuple[CallFrame, str]

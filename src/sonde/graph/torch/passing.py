@@ -93,7 +93,7 @@ class TracedPass:
         if path is not None:
             self._guarded(lambda: self.trace.leave(path, self._framework.outputs(output)))
             if self.trace.is_over:
-                self.stop()  # nobody else has: whoever watches has stopped to
+                self.stop()  # the watch has stopped
 
     def _guarded(self, act: Callable[[], None]) -> None:
         if not self._is_running or self.error is not None or get_ident() != self._thread:
@@ -137,7 +137,7 @@ class _Leave(_PassHook):
 
 
 def skipped_code() -> list[CodeType]:
-    """Code of ours that runs inside of a model, for which a compiler has no use."""
+    """Code of ours that runs inside a model, for which a compiler has no use."""
     return [
         _Enter.__call__.__code__,
         _Leave.__call__.__code__,

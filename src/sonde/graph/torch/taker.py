@@ -145,7 +145,7 @@ class GraphTaker:
             self._fail(error)
 
     def attach(self, name: str, x: Tensor) -> None:
-        """A tensor was given a name inside of the pass."""
+        """A tensor was given a name inside the pass."""
         if self._pass is not None:
             self._pass.attach(name, x)
 

@@ -31,7 +31,7 @@ from sonde.graph.torch.origins import NOTHING, CallFrame, Origin, Origins, Tenso
 from sonde.record import CallPort, GraphNode, NodeKind
 
 OUTSIDE: Final = "*"
-"""The slot of an input that nobody passed: a tensor that a call found somewhere else."""
+"""The slot of an input that was not passed: a tensor that a call found somewhere else."""
 
 
 _OVERWRITES: Final = frozenset(
@@ -77,7 +77,7 @@ class PassTrace:
             self._book.passed(x, frozenset({(frame, entry)}), frame, is_input=True)
 
     def leave(self, module: str, outputs: Sequence[tuple[str, Tensor]]) -> None:
-        """A module returned. Calls inside of it that never returned are over, too."""
+        """A module returned. Calls inside it that never returned are over, too."""
         while self._frame is not self._outermost:
             frame = self._frame
             if self.nodes[frame.node].module == module:
@@ -140,7 +140,7 @@ class PassTrace:
 
     def used_nodes(self) -> dict[str, GraphNode]:
         """The nodes that count. Tensors that enter or leave a call do if they are joined to
-        something inside of it; those of an outermost call always."""
+        something inside it; those of an outermost call always."""
         joined = {node for edge in self.edges for node in edge}
         with_inside = {n.parent for n in self.nodes.values() if n.kind in {"module", "attach"}}
         tops = {n.id for n in self.nodes.values() if not n.parent}
@@ -187,7 +187,7 @@ class PassTrace:
     def _lifted(self, frame: CallFrame, origin: Origin) -> Origin:
         """An origin in another frame, as a node of this one.
 
-        What was made inside of a call comes from that call. What was made outside of this frame
+        What was made inside a call comes from that call. What was made outside this frame
         and not passed to it enters through a port of its own.
         """
         made_in, node = origin
@@ -243,7 +243,7 @@ class TraceMode(QuietDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Compiled code runs compiled, not operation by operation because somebody looks."""
+        """Compiled code runs compiled, not operation by operation because it is observed."""
         return True
 
     def stop(self) -> bool:
@@ -288,7 +288,7 @@ class _Effect:
 
 
 def _is_above(a: CallFrame, b: CallFrame) -> bool:
-    """Whether `b` is `a`, or inside of it."""
+    """Whether `b` is `a`, or inside it."""
     at: CallFrame | None = b
     while at is not None and at.depth > a.depth:
         at = at.parent

@@ -100,7 +100,7 @@ class FixedFunction:
 
     def _takes_name(self, name: str, fn: FunctionType, depth: int) -> bool:
         if name not in fn.__globals__:
-            self._names.append((fn.__globals__, name, None))  # as long as nobody redefines it
+            self._names.append((fn.__globals__, name, None))  # until it is redefined
             return name in _BUILT_IN and hasattr(builtins, name)
         value = fn.__globals__[name]
         self._names.append((fn.__globals__, name, value))
@@ -118,7 +118,7 @@ def fixed(fn: Callable[..., object]) -> FixedFunction | None:
 
 
 class ReplayProbe(DispatchMode):  # type: ignore[misc]  # of torch
-    """Inside of this block, sees whether what is done on a device can be recorded and replayed."""
+    """Inside this block, sees whether what is done on a device can be recorded and replayed."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()

@@ -111,7 +111,7 @@ def _hat(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def _is_norm(module: nn.Module) -> bool:
-    """LayerNorm, or an RMSNorm of torch or of anybody who calls it that."""
+    """LayerNorm, or an RMSNorm of torch or any class of that name."""
     return isinstance(module, nn.LayerNorm) or type(module).__name__.endswith("RMSNorm")
 
 

@@ -1,4 +1,4 @@
-"""The document of a report: the built page and an archive in one HTML file that asks nobody.
+"""The document of a report: the built page and an archive in one HTML file that needs no server.
 
 Its policy forbids every request and every script but the page's own, which it names by hash. What
 comes from a run is compressed and written in base64, except for the title, which is escaped.

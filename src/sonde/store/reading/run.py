@@ -53,7 +53,7 @@ def open_run(
         path: The run directory; `<folder>/latest` is the newest run in the folder.
         frame: "pandas", "polars" or "arrow": what tables come as. By default pandas if it is
             installed.
-        locked: For SQL that comes from somebody else: it can read this run and nothing else.
+        locked: For SQL from someone else: it can read this run and nothing else.
         limits: What a question may use: memory, threads, the size of its answer.
 
     Raises:

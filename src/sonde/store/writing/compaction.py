@@ -3,7 +3,7 @@
 Sequence numbers are cut into aligned blocks. A block whose segments are all there and sound becomes
 one segment with the same rows; only when that one is durable and was read back are the others
 removed. So ranges are always nested or disjoint, a reader needs no more than the rule that a
-segment inside of another is hidden, and a crash at any point leaves a run that reads the same. Two
+segment inside another is hidden, and a crash at any point leaves a run that reads the same. Two
 compactors at once write the same bytes under the same name.
 """
 
@@ -206,7 +206,7 @@ class _Compaction:
 
 
 def _outermost(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those that lie inside of no other, by their names alone."""
+    """Those that lie inside no other, by their names alone."""
     outer: list[Candidate] = []
     for candidate in candidates:
         if not outer or candidate.name.last > outer[-1].name.last:

@@ -380,7 +380,9 @@ class Publisher:
         self.errors += 1
         what = error.strerror or str(error)
         code = "run_replaced" if isinstance(error, ReplacedError) else "disk"
-        self.report(code, f"Cannot write to the run: {what}. Training goes on; losses are counted.")
+        self.report(
+            code, f"Cannot write to the run: {what}. Training continues; lost records are counted."
+        )
 
     def _ranks_folder(self) -> str:
         return self._home.folder(attempts.FOLDER)

@@ -96,7 +96,7 @@ class Stream:
         try:
             soft = publish(self._files, folder, held.name, held.data)
         except FileNotFoundError:
-            # Not there yet, or deleted under us. Only what lies inside of the run is made anew.
+            # Not there yet, or deleted under us. Only what lies inside the run is made anew.
             self._files.mkdir(above)
             self._files.mkdir(folder)
             soft = publish(self._files, folder, held.name, held.data)

@@ -44,7 +44,7 @@ def first_line_start(code: CodeType, names: Collection[str] | None) -> int:
 
 
 def quiet_lines(code: CodeType, names: Collection[str] | None) -> frozenset[int]:
-    """The lines before which nobody has to look at the names, if a look is taken at the end.
+    """The lines before which the names need no look, if a look is taken at the end.
 
     Those before any of them can have a value, and those that change nothing. None for all names.
     """

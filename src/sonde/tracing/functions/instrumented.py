@@ -63,7 +63,7 @@ class _Instruction:
 
     @property
     def entry(self) -> int:
-        """Where to jump in order to get here."""
+        """Where to jump to get here."""
         return self.before[0].at if self.before else self.at
 
 

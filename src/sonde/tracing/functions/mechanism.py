@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Probe(Protocol):
-    """What is told of an observed function. An exception of a probe leaves into the function."""
+    """Callbacks of an observed function. An exception of a probe leaves into the function."""
 
     @property
     def open(self) -> Mapping[int, object]:
@@ -113,7 +113,7 @@ def observe(function: FunctionType, probe: Probe) -> Observation:
 
 
 def own_functions() -> list[FunctionType]:
-    """Functions of ours that run inside of observed ones: no part of what those do."""
+    """Functions of ours that run inside observed ones: no part of what those do."""
     owner: type
     if _IS_PATCHED:
         owner = _Relay
@@ -168,11 +168,11 @@ def names_in(code: CodeType) -> tuple[str, ...]:
 
 
 def _hidden(code: CodeType) -> dict[int, frozenset[str]]:
-    """For each instruction inside of an inlined comprehension, the names that mean others there.
+    """For each instruction inside an inlined comprehension, the names that mean others there.
 
     From 3.12 on a comprehension runs in the frame of its function. It puts away the variables that
     it uses the names of, and at its end puts them back; both are marked with the place of all of it
-    in the source, while all that it does itself has a place inside of that.
+    in the source, while all that it does itself has a place inside that.
     """
     instructions = list(dis.get_instructions(code))
     found: dict[int, set[str]] = {}
@@ -274,7 +274,7 @@ class _Relay:
         from sonde.tracing.functions.instrumented import Callbacks, instrument
 
         if self._function.__code__ is not self.instrumented:
-            return  # somebody has given the function other code
+            return  # the function has other code now
         only = self.probes[0] if len(self.probes) == 1 else None
         self.instrumented = instrument(
             self._original,

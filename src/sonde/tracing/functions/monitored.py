@@ -31,7 +31,7 @@ class _Watched:
         self.code = code
         self.probes: tuple[Probe, ...] = ()
         self.quiet: frozenset[int] = frozenset()
-        """Lines on which nobody has anything to look at; Python tells of each once."""
+        """Lines without anything to observe; Python reports each once."""
         self.first = code.co_varnames[0] if code.co_argcount else None
         self.clears = not Locals(code, ()).keeps
         self.strangers: frozenset[int] = frozenset()
@@ -56,7 +56,7 @@ class Monitor:
         _monitoring.set_local_events(self._tool, code, wanted)
 
     def discard(self, code: CodeType, probe: Probe) -> None:
-        """Tell the probe no more; with the last one gone, Python runs as if nobody had come."""
+        """Tell the probe no more; with the last one gone, Python runs at full speed."""
         watched = self._watched.get(id(code))
         rest = tuple(p for p in watched.probes if p is not probe) if watched else ()
         if watched is not None and rest:

@@ -32,7 +32,7 @@ class SharedStore:
         store: Any = default_store()
         clone = getattr(store, "clone", None)
         with contextlib.suppress(RuntimeError, NotImplementedError):
-            # A connection of its own: a long wait of somebody else does not hold it up.
+            # A connection of its own: a long wait elsewhere does not hold it up.
             store = clone() if clone is not None else store
         prefixed: Any = dist.distributed_c10d.PrefixStore
         self._store = prefixed(f"sonde/{prefix}", store)

@@ -51,7 +51,7 @@ class TorchTensorOps:
         if tensor.is_meta:
             return "it is a meta tensor, which has no values."
         if is_wrapped(tensor):
-            return "it is inside of a `torch.func` transformation. Trace a variable outside of it."
+            return "it is inside a `torch.func` transformation. Trace a variable outside it."
         if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
             return "it is being captured into a CUDA graph. Trace before capturing."
         if type(tensor).__name__ in ("FakeTensor", "FunctionalTensor"):

@@ -32,7 +32,7 @@ _AT_ONCE: Final = 2_000_000
 """Numbers that one query brings."""
 
 _MERGED_AT_ONCE: Final = 400_000
-"""Rows that one query merges: about 100 MB inside of DuckDB."""
+"""Rows that one query merges: about 100 MB inside DuckDB."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -255,7 +255,7 @@ def site_label(site: Site) -> str:
 
 
 def facts_of(extra: str) -> tuple[Fact, ...]:
-    """What a module says of itself, cut at the commas that are not inside of brackets."""
+    """What a module says of itself, cut at the commas that are not inside brackets."""
     facts, depth, start = [], 0, 0
     for i, c in enumerate(f"{extra},"):
         depth += (c in "([{") - (c in ")]}")

@@ -91,7 +91,7 @@ class LevelEdge:
 
 @dataclass(frozen=True, slots=True)
 class GraphLevel:
-    """The inside of one call of a module. `crumbs` lead to it, the last one is the level itself."""
+    """The inside one call of a module. `crumbs` lead to it, the last one is the level itself."""
 
     node: str
     module: str

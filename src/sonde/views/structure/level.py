@@ -1,4 +1,4 @@
-"""One level of the graph: the inside of a call, with repeats folded; and what a pin can show."""
+"""One level of the graph: the contents of a call, with repeats folded; and what a pin can show."""
 
 from __future__ import annotations
 

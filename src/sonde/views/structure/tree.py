@@ -16,7 +16,7 @@ _MAX_INSTANCES: Final = 1024
 
 
 def answer(subject: OpenedRun, question: TreeQuestion) -> Tree:
-    """The modules below one of them, depth first. Inside of repeats only the first is shown."""
+    """The modules below one of them, depth first. Inside repeats only the first is shown."""
     structure = subject.structure
     top = structure.tree.index[subject.path(question.module or ids.ROOT)]
     nodes: list[TreeNode] = []

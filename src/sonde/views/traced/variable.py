@@ -180,7 +180,7 @@ def _tensor(subject: OpenedRun, row: TraceRow, question: VariableQuestion) -> _V
 
 
 def _plain(subject: OpenedRun, row: TraceRow) -> _Value:
-    """What is no tensor, as a text. Tensors inside of it are told by dtype and shape."""
+    """What is no tensor, as a text. Tensors inside it are told by dtype and shape."""
     if row["value"] is None:
         return _Value(["too long to show"])
     parts = subject.ask(
@@ -198,7 +198,7 @@ def _plain(subject: OpenedRun, row: TraceRow) -> _Value:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Inner:
-    """In place of a tensor inside of a value."""
+    """In place of a tensor inside a value."""
 
     dtype: str
     shape: tuple[int, ...]

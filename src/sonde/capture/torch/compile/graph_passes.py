@@ -1,7 +1,7 @@
 """What is done to taps in graphs before code is generated.
 
 `returned` finds taps whose tensor the compiled code returns. The output of a model is often its
-largest tensor, and that of its last module too: hooks see the one outside of compiled code and taps
+largest tensor, and that of its last module too: hooks see the one outside compiled code and taps
 the other one inside, and so their gradients. What is found here lets each be read once.
 
 `gather` makes one operator of several taps. Most of what a tap costs is the call of it, and where

@@ -1,4 +1,4 @@
-"""Taps inside of compiled code: how hooks put them there.
+"""Taps inside compiled code: how hooks put them there.
 
 Under `torch.compile` our hooks are traced, not run: whatever they do in Python happens once, at
 compile time. So there they do nothing but place an operator into the graph, in forward and, through
@@ -145,7 +145,7 @@ class _Trace:
 
 def _rewriting(compiler: object) -> AbstractContextManager[object]:
     if generating.is_generator(compiler):
-        with IGNORING:  # then they stay as they are
+        with IGNORING:  # then they are unchanged
             return generating.passes(_rewrite_whole, _rewrite_forward, "sonde-3")
     return nullcontext()
 
@@ -160,7 +160,7 @@ def _rewrite_forward(graph: Graph) -> None:
 
 _MINDING: Final[WeakSet[TapOwner]] = WeakSet()
 _BEFORE: Final[list[bool]] = []
-"""What the compiler did about modules without hooks before anybody minded."""
+"""What the compiler did about modules without hooks before the first watch."""
 _SKIPPED: Final[set[CodeType]] = set()
 """Code of torch's own modules that is not compiled by itself while something is watched."""
 _TRACE: Final = _Trace()  # torch compiles one frame at a time
@@ -199,7 +199,7 @@ def mind_hooks(owner: TapOwner) -> bool:
     """Have the compiler, if it is there, see to it that modules without hooks stay so.
 
     It does not look for hooks where there were none: so code that was compiled for a model that
-    nobody watches would be taken for a watched one of the same class, and have none of our taps.
+    is not watched would be taken for a watched one of the same class, and have none of our taps.
     """
     if not frames.is_loaded():
         return False
@@ -334,7 +334,7 @@ def _find_inner(sign: str, kind: Kind) -> bool | None:
 @while_tracing
 def _find_outer(sign: str, kind: Kind) -> int:
     """Set the variable `module` of the traced function to the module whose `forward` is compiled by
-    itself; the number of its hook, -1 if there is none, or a call inside of it, or no interest."""
+    itself; the number of its hook, -1 if there is none, or a call inside it, or no interest."""
     trace = _TRACE.now()
     outer = tracing.outermost_module()
     if outer is None or any(t.owner.sign == sign for t, _, _ in trace.stack):

@@ -1,8 +1,8 @@
 """What recording costs on a CUDA device: how much longer recorded steps take there than others.
 
-At the end of each step an event is put on the training stream. Two of them that have come to pass
+At the end of each step an event is put on the training stream. Two completed events
 give the time between two ends, whatever made it long: our kernels, or a host that was held up by
-our hooks. Nothing waits: events are asked whether they have come to pass when the next one is put.
+our hooks. Nothing waits: completed events are collected when the next one is recorded.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class StepTimer:
         self._last = event
 
     def skip(self) -> None:
-        """A step ends that nobody wants the time of."""
+        """End a step that is not timed."""
         self._last = None
 
     def _look(self) -> None:

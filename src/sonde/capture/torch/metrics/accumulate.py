@@ -101,7 +101,7 @@ class SumAccumulator:
             self._fold()
 
     def count(self, places: Places) -> None:
-        """Have parts at these places, of tensors that are sent by somebody else."""
+        """Keep parts at these places, of tensors that are sent elsewhere."""
         self._at = [at for at, _ in places]
         self._counted = sum(n for _, n in places)
 
@@ -150,7 +150,7 @@ class JointAccumulator:
         )
 
     def spread(self, entries: dict[str, Any]) -> None:
-        """Have tallies of each metric say it, of which there are some already."""
+        """Give the entries to the tallies of each metric that has some."""
         for i, (label, reduce) in enumerate(zip(self.labels, self._reduces, strict=True)):
             tally = entries.get(label.key)
             if tally is None:
@@ -268,7 +268,7 @@ class StepAccumulators:
     ) -> None:
         """Take what a metric returned: a number, a tensor, a dict of these, or None for nothing.
 
-        A tensor that lies `within` memory of somebody else's is copied.
+        A tensor that lies `within` foreign memory is copied.
 
         Raises:
             TypeError: It is none of these.

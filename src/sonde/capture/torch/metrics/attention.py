@@ -1,6 +1,6 @@
 """Attention of a watched model, seen where it happens, without a change to the model.
 
-While somebody wants to know, functions of torch that attention is made of tell us of their calls:
+While a metric asks for it, functions of torch that attention is made of tell us of their calls:
 `scaled_dot_product_attention` and `flex_attention` by themselves, and a product, a softmax over its
 last dimension and another product with what came out of it. Each does exactly what it did. When
 the last listener has gone, torch is as it was. In compiled code nothing is heard.
@@ -37,7 +37,7 @@ class AttentionListener(Protocol):
 
     @property
     def is_listening(self) -> bool:
-        """Whether this thread is inside of a watched module now, in a recorded step."""
+        """Whether this thread is inside a watched module now, in a recorded step."""
         ...
 
     def called(self, heard: SeenAttention) -> None:

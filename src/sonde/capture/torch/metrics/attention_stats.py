@@ -1,4 +1,4 @@
-"""Heads of attention: from calls heard inside of watched modules to numbers and sketches."""
+"""Heads of attention: from calls heard inside watched modules to numbers and sketches."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class AttentionStats:
 
     @property
     def is_listening(self) -> bool:
-        """Whether this thread is inside of a module whose attention is wanted."""
+        """Whether this thread is inside a module whose attention is wanted."""
         at = self._here()
         if at is None or self._is_off:
             return False

@@ -1,4 +1,4 @@
-"""The way of a gradient, stage by stage: how large it is, and where it turns.
+"""Gradient stages, from backward to update: how large it is, and where it turns.
 
 raw          what each backward adds, as it comes out of it
 unscaled     the same without the factor of a gradient scaler

@@ -14,7 +14,7 @@ from sonde._torch_internals.tensors import SET_GRAD_ENABLED, version_of
 
 
 class Isolation:
-    """Inside of this block, code of others may compute what it likes: without gradients, without
+    """Inside this block, code of others may compute what it likes: without gradients, without
     autocast if that is on, and with random numbers that the training will not miss.
 
     About 5 microseconds on a CPU, which is why it is not made of existing blocks: `torch.autocast`
@@ -52,7 +52,7 @@ class Isolation:
 
 @contextmanager
 def same_random_numbers() -> Iterator[None]:
-    """Whatever is drawn inside of this block will be drawn again after it, on every device."""
+    """Whatever is drawn inside this block will be drawn again after it, on every device."""
     state = torch.default_generator.get_state()
     devices = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
     states = [g.get_state() for g in devices]
@@ -76,7 +76,7 @@ class Buffers:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Inside of this block the module may be called."""
+        """Inside this block the module may be called."""
         held = [
             (module, name, x, version_of(x), x.clone())
             for module in self._module.modules()

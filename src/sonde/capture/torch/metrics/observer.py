@@ -142,7 +142,7 @@ class Observer:
         self.asker.see(uses, x, when, lambda: self._other(spot, x))
 
     def wants(self, spot: Spot) -> bool:
-        """Whether anybody asks about the tensors of a spot."""
+        """Whether a metric uses the tensors of a spot."""
         return bool(self._choices.at(spot))
 
     def saw(self, tap: Tap, call: int, output: Tensor) -> None:
@@ -218,7 +218,7 @@ class Observer:
         if self.pipeline is not None:
             self.pipeline.scaled(scale)
 
-    # -- from inside of a model ----------------------------------------------------------------
+    # -- from inside a model ----------------------------------------------------------------
 
     def is_watching(self) -> bool:
         """Whether something that is logged now would be recorded. Never so in compiled code."""
@@ -233,7 +233,7 @@ class Observer:
         return capture.recording
 
     def log(self, name: str, value: object, reduce: Reduce) -> None:
-        """A number or tensor from inside of a module, or from a loop."""
+        """A number or tensor from inside a module, or from a loop."""
         if torch.compiler.is_compiling() or not self.is_watching():
             return
         capture = self.capture
@@ -403,7 +403,7 @@ class Observer:
     def _join(
         self, use: MetricUse, given: Tensor | None, returned: Tensor | None, when: tuple[str, int]
     ) -> None:
-        """Have a metric of several tensors of a call asked when the last of them is there."""
+        """Compute a metric of several tensors of a call when the last of them is there."""
         known: dict[str, Tensor] = {}
         handles: list[RemovableHandle] = []
 

@@ -41,7 +41,7 @@ _PLAIN: Final = (
     torch.device,
     torch.Size,
 )
-"""What a call can be given again without anybody noticing."""
+"""What a call can be given again without side effects."""
 
 _MAX_WAITING: Final = 64
 """Reference passes that wait for the watched model; a user who never runs it must not pile up."""
@@ -71,7 +71,7 @@ class _Pass:
 class Reference:
     """A model with hooks on it that keep what it computes while that is wanted.
 
-    If it `is_own`, a copy that nobody else has, it is in the same mode as the watched model.
+    If it `is_own`, a private copy, it is in the same mode as the watched model.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Reference:
                 pass
 
     def run(self, like: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        """Run the reference on what the watched model is about to be given, if nobody has."""
+        """Run the reference on what the watched model is about to be given, unless the user has."""
         if self._has_current or not self.runs:
             return
         if self._is_own:

@@ -83,7 +83,7 @@ def _warn_of_nothing(observer: Observer, name: str, where: object, wants: Select
         paths = [path for path, _ in structure.modules if path]
         observer.capture.troubles.concern(
             "metric_nowhere",
-            f"The metric `{name}` is asked nowhere: `where={where!r}` matches no module and no "
+            f"The metric `{name}` is computed nowhere: `where={where!r}` matches no module and no "
             f"parameter. Paths look like: {', '.join(paths[:5]) or '(only the root)'}.",
             name,
         )

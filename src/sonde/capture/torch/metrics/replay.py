@@ -123,8 +123,8 @@ class Replays:
 
 
 def _is_elsewhere(tensors: Sequence[Tensor]) -> bool:
-    """Whether this happens on another device than these are on, inside of a recording of somebody
-    else's, or of a transformation."""
+    """Whether this happens on another device than these are on, inside a foreign
+    recording, or inside a transformation."""
     here = torch.cuda.current_device()
     return (
         any(x.get_device() != here for x in tensors)

@@ -181,7 +181,7 @@ class Optimizers:
         began = time.perf_counter_ns()
         try:
             with capture.lock, without_modes():
-                if part != _AFTER:  # nobody changes the model while the optimizer is at work
+                if part != _AFTER:  # the model does not change while the optimizer works
                     self._select()
                 see()
         except Exception as error:

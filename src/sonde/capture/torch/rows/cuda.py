@@ -3,7 +3,7 @@
 Rows lie at fixed addresses in device memory, so compiled code and CUDA graphs can write to them. At
 the end of a step, and whenever all rows are in use, a kernel on the training stream empties them:
 it writes the bins that are not empty, some hundred of 2,048, to pinned host memory. There are a few
-places for that: when all hold what nobody has read yet, the step is dropped, and nobody waits.
+places for that: when all hold unread rows, the step is dropped, and nothing waits.
 
 The memory is asked of the driver, not of torch's allocators, and goes back to it at the end.
 """

@@ -165,4 +165,4 @@ def _open(captured: CapturedCudaGraph, is_open: bool) -> None:
 
 
 _WRITTEN: Final[WeakKeyDictionary[torch.cuda.CUDAGraph, list[object]]] = WeakKeyDictionary()
-"""Memory of ours that a graph reads and writes, also when nobody watches any more."""
+"""Memory of ours that a graph reads and writes, also after the watch has closed."""

@@ -26,7 +26,7 @@ Where that is not enough, what is lost is said, and later places are larger."""
 
 
 class PinnedPlace:
-    """Pinned host memory that rows are brought to, and stay in until somebody has read them."""
+    """Pinned host memory that rows are brought to, and stay in until they are read."""
 
     def __init__(self, memory: cuda.RawMemory) -> None:
         self.memory = memory

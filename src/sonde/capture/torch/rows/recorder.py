@@ -150,7 +150,7 @@ class Recorder:
         table = gated(rows.table)
         index = captured.row(rows, spot) if can_capture(x) and table is not None else None
         if table is None or index is None:
-            self._troubles.skip(spot.site.name, "cannot be read inside of a CUDA graph")
+            self._troubles.skip(spot.site.name, "cannot be read inside a CUDA graph")
         else:
             table.add(index, x, gated=True)
 
@@ -237,7 +237,7 @@ class Recorder:
         self.add_together(bundle, tensors)
 
     def _refit(self, bundle: TensorBundle, tensors: Sequence[Tensor]) -> bool:
-        """Prepare the bundle for other sizes; whether it could be. Its rows stay as they are."""
+        """Prepare the bundle for other sizes; whether it could be. Its rows are unchanged."""
         if len(bundle.shares) != 1 or bundle.odd:
             return False
         share = bundle.shares[0]
