@@ -1,4 +1,4 @@
-"""Sonde looks inside neural networks while they train."""
+"""Sonde records what happens inside neural networks while they train."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
