@@ -189,8 +189,10 @@ def test_rights_taken_away_and_given_back(tmp_path):
             hand_over(writer, range(6, 9))
         assert_only_counted_losses(path, writer, [0, 1, 2, 6, 7, 8])
         assert writer.problems == [
-            f"Cannot write to the run: {os.strerror(error)}. "
-            "Training continues; lost records are counted."
+            (
+                f"Cannot write to the run: {os.strerror(error)}. "
+                "Training continues; lost records are counted."
+            )
         ]
 
 
