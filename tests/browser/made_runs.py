@@ -4,7 +4,7 @@ import functools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import NormalDist
 
@@ -190,17 +190,19 @@ def write(
     loss: Callable[[int], float] = lambda step: 3 / (1 + step),
     validated: Iterable[int] = (),
     tied: Iterable[str] = (),
+    frozen: Iterable[str] = (),
+    about: Mapping[str, object] | None = None,
     is_killed: bool = False,
 ) -> Path:
     """A run of these modules. One that is killed ends without a word, with this process.
 
-    Modules that are tied have no parameters of their own: another one owns them.
+    Modules that are tied have no parameters of their own: another one owns them. Those that are
+    frozen have no gradients. `about` is the configuration that the run holds.
     """
-    sites = [
-        s for s in sites_of(modules, kinds, calls) if s.kind == "output" or s.module not in tied
-    ]
+    without = {"param": {*tied}, "param_grad": {*tied, *frozen}}
+    sites = [s for s in sites_of(modules, kinds, calls) if s.module not in without.get(s.kind, ())]
     ids = np.arange(len(sites), dtype=np.int32)
-    with Writer(path, compact=False) as writer:
+    with Writer(path, compact=False, config=dict(about or {})) as writer:
         writer.sites(
             [SiteInfo(i, s, "float32", (4, 8), modules[s.module]) for i, s in enumerate(sites)]
         )
@@ -250,6 +252,10 @@ def write_all(folder: Path) -> None:
     write(folder / "normal", rnn(), size=lambda _site, _step: 1.0, steps=range(40))
     write(folder / "irregular", moe(2, 2), steps=[*range(6), *range(12, 50, 7)])
     write(folder / "tied", moe(2, 2), tied=("lm_head",))
+    write(folder / "frozen", moe(2, 2), frozen=("lm_head",))
+    write(folder / "gradients", moe(2, 2), kinds=("output", "param_grad"), frozen=("lm_head",))
+    narrow = {"watch": {"exclude": ["lm_head"]}}
+    write(folder / "narrow", moe(2, 2), tied=("lm_head",), about=narrow)
     write(folder / "subnormal", moe(2, 2), size=whispering)
     write(folder / "twin-a", moe(2, 2), steps=range(0, 40, 2))
     write(folder / "twin-b", moe(2, 2), steps=range(0, 60, 5), loss=lambda step: 2 / (1 + step))

@@ -227,11 +227,51 @@ def test_a_module_without_parameters_says_so(made_server, open_page, made_ids):
     assert page.locator("svg.graph-world, .graph").get_by_text("not recorded").count() == 0
 
 
-def test_a_module_with_tied_parameters_says_where_they_are(made_server, open_page, made_ids):
-    page = open_page(made_server, f"#/explore?run={made_ids['tied']}&kind=param_grad")
-    head = page.locator('[data-node="lm_head"]')
-    expect(head).to_contain_text("shared")
-    expect(head).not_to_contain_text("not recorded")
+@pytest.mark.parametrize(
+    ("run", "kind", "words"),
+    [
+        ("tied", "param_grad", "shared: see the other owner"),
+        ("tied", "param", "shared: see the other owner"),
+        ("frozen", "param_grad", "frozen or unused"),
+        ("gradients", "param_grad", "shared or frozen"),
+        ("narrow", "param_grad", "not recorded"),
+        ("narrow", "output_grad", "not recorded"),
+    ],
+)
+def test_a_box_says_why_it_has_no_value(made_server, open_page, made_ids, run, kind, words):
+    """Tied, frozen, either of the two where parameters were not recorded, or not asked for."""
+    page = open_page(made_server, f"#/explore?run={made_ids[run]}&kind={kind}")
+    expect(page.locator('[data-node="lm_head"]')).to_contain_text(words)
+
+
+def test_the_legend_covers_no_box(made_server, open_page, made_ids):
+    page = open_page(made_server, f"#/explore?run={made_ids['hostile']}", width=1024, height=720)
+    legend = page.locator("[data-tint-legend]").bounding_box()
+    for box in page.locator("[data-node]").all():
+        place = box.bounding_box()
+        assert place["y"] + place["height"] <= legend["y"]
+
+
+@pytest.mark.parametrize("width", [1024, 1440, 1920])
+def test_no_number_of_a_card_is_cut(made_server, open_page, made_ids, width):
+    page = open_page(made_server, f"#/overview?run={made_ids['llama80']}", width=width)
+    cut = page.locator(".card p").evaluate_all(
+        "all => all.filter(p => p.scrollWidth > p.clientWidth + 1).map(p => p.textContent)"
+    )
+    assert cut == []
+
+
+def test_a_tensor_that_is_not_there_is_named_and_can_be_closed(made_server, open_page, made_ids):
+    address = f"#/layers?run={made_ids['moe']}&site=nowhere/output/0"
+    page = open_page(made_server, address, is_ready=False)
+    page.seen.is_forgiving = True
+    drawer = page.locator("[data-drawer]")
+    expect(drawer.locator("code")).to_have_text("nowhere/output/0")
+    head, title = drawer.locator(".drawer-head"), drawer.locator("h3")
+    below = head.bounding_box()["y"] + head.bounding_box()["height"]
+    assert title.bounding_box()["y"] >= below
+    drawer.get_by_role("button", name="Close").click()
+    expect(drawer).to_have_count(0)
 
 
 def test_what_moves_below_all_normal_numbers_is_no_mover(made_server, open_page, made_ids):

@@ -18,10 +18,13 @@ export function DrawerFrame<T>({ found: { data, error }, children }: FrameProps<
   return (
     <section class="drawer" aria-label="Tensor at a step" data-drawer>
       {error && !data && (
-        <div class="drawer-head">
+        <>
+          <div class="drawer-head">
+            <span class="stretch" />
+            <Close />
+          </div>
           <Failed error={error} what="This tensor" />
-          <Close />
-        </div>
+        </>
       )}
       {!data && !error && <Loading what="the tensor" />}
       {data && children(data)}

@@ -278,11 +278,15 @@ function TintLegend({ tint, scale }: { tint: Tint; scale: ColourScale }) {
   );
 }
 
+/** What the legend at the bottom covers. */
+const LEGEND_PX = 40;
+
 function firstView(
   layout: Layout,
-  size: { width: number; height: number },
+  box: { width: number; height: number },
   isWhole = false,
 ): ViewBox {
+  const size = { width: box.width, height: Math.max(box.height - LEGEND_PX, 80) };
   const whole = fitted(layout, size);
   if (isWhole || whole.k >= 0.6) return whole;
   const k = 0.85;

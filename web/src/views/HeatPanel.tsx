@@ -43,7 +43,7 @@ export function HeatPanel({ least, most }: { least: number; most: number }) {
           <Icon name="close" size={12} />
         </button>
       )}
-      {data && data.rows.length > 0 && (
+      {data && !isEmpty && data.rows.length > 0 && (
         <div class="corner">
           <ChartMenu
             of={box}

@@ -103,11 +103,10 @@ function Cards({ about }: { about: RunHeader }) {
       <div class="card">
         <h2>{about.model ?? "Model"}</h2>
         <p class="big">
-          {count(about.modules)} <small>modules</small>{" "}
-          {count(about.kinds.reduce((n, k) => n + k.sites, 0))} <small>tensors watched</small>
+          {count(about.modules)} <small>modules</small>
         </p>
-        <p class="dim">
-          {count(about.records)} records · {bytes(about.size_bytes)}
+        <p class="dim" title={`${count(about.records)} records`}>
+          {count(about.kinds.reduce((n, k) => n + k.sites, 0))} tensors · {bytes(about.size_bytes)}
         </p>
       </div>
       <details class={`card notices ${warnings.length ? "warn" : ""}`}>
