@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class SondeError(Exception):
-    """Something is wrong with how Sonde was asked: the message says what, and what to do."""
+    """Wrong use of Sonde. The message has the problem and the remedy."""
 
 
 class RunError(SondeError):

@@ -72,7 +72,7 @@ def watch(
         model: A `torch.nn.Module`, wrapped or not, or a module of Flax. Nothing of it is replaced.
         optimizer: The optimizer that trains it, or several; the last one of the list ends a step.
             Without one, call `watch.step()` after each update.
-        every: Record every so many steps; or a function of the step; or windows
+        every: Record every n-th step; or a function of the step; or windows
             `[(0, 100), (1000, 2000, 10)]`. May be changed later through `watch.every`.
         log: Kinds, or a preset: `default`, `activations`, `gradients`, `parameters` or `all`.
         dir: Folder of runs.
@@ -84,7 +84,7 @@ def watch(
         exclude: What to leave out, in the same forms; or by kind: `{"output_grad": nn.ReLU}`.
         phases: Which of `train`, `eval` and `no_grad` are recorded, at the steps that `every` says;
             or a schedule for each, `{"train": 10, "eval": 1}`. See docs/steps.md.
-        resume: Go on in the run `name` (or the latest one) from `step`.
+        resume: Continue the run `name` (or the latest one) from `step`.
         step: Number of the first step; 0 by default. When resuming, by default what the optimizer
             has counted, if it does; else one after the last recorded, with a warning.
         config: Anything about the training to keep with the run.
@@ -172,7 +172,7 @@ def watch(
 
 
 def unwatch(model: object) -> None:
-    """Close every watch of this model: no hook is left on it. Without a watch, do nothing."""
+    """Close every watch of this model and remove all hooks. Without a watch, do nothing."""
     for open_watch in list(_OPEN):
         if open_watch.watches(model):
             open_watch.close()
@@ -310,7 +310,7 @@ class Watch(ByHandWatch):
             self._refuse(f"Numbers were not logged: {type(error).__name__}: {error}")
 
     def step(self, *trees: object, **scalars: object) -> None:
-        """End the step by hand, after logging the scalars. Only where no optimizer was given.
+        """Log the scalars and end the step. Only for a watch without an optimizer.
 
         In JAX, `trees` (parameters, optimizer state, gradients) are recorded first.
         """
@@ -407,13 +407,13 @@ class Watch(ByHandWatch):
         return self._session.metrics(step, stats=stats, kinds=kinds, include=include, prefix=prefix)
 
     def state_dict(self) -> dict[str, object]:
-        """What a checkpoint needs for the run to go on: the next step. Empty when Sonde is off."""
+        """State for a checkpoint: the next step. Empty when Sonde is off."""
         if self._session is None:
             return {}
         return {"step": self._session.step, "run": self.path.name if self.path else None}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Go on at the step of a checkpoint. Records of this run from that step on are replaced."""
+        """Continue at the step of a checkpoint. Records from that step on are replaced."""
         if self._is_off() or not state:
             return
         step = step_of(state)
@@ -440,7 +440,7 @@ class Watch(ByHandWatch):
         return is_settled and self._writer.flush(timeout_s)
 
     def close(self, reason: str = "finished", timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
-        """Take every hook off the model, write what is left, end the run. Safe to call twice.
+        """Remove all hooks, write what is left, and end the run. Safe to call twice.
 
         Waits at most `timeout_s` (4 at the end of the process) for the drain and twice that for the
         sinks; what is lost then is counted. If it is interrupted, call it or `unwatch` again.

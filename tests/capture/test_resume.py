@@ -105,7 +105,7 @@ def test_a_guess_is_a_warning_at_the_first_pass(model, watch_in, flushing):
     optimizer = sgd(model)
     interrupted(model, optimizer, watch_in, 4)
     watch = watch_in(model, optimizer, resume=True)
-    with pytest.warns(sonde.SondeWarning, match="goes on at step 4") as warned, flushing(watch):
+    with pytest.warns(sonde.SondeWarning, match="continues at step 4") as warned, flushing(watch):
         train(model, optimizer, 2)
     watch.close()
     assert [w.filename for w in warned] == [__file__]

@@ -321,7 +321,7 @@ def test_a_segment_of_another_run_rank_or_place_is_not_read(path, tmp_path):
     with open_run(path, frame="arrow") as run:
         assert run.stats(stat="count").num_rows == 70 * N_SITES
         problems = " ".join(d.problem for d in run.damaged)
-        for text in ("belongs to another run", "says inside that it is another", "lacks segment"):
+        for text in ("belongs to another run", "another segment in its contents", "lacks segment"):
             assert text in problems
 
 

@@ -102,7 +102,7 @@ def test_a_run_below_such_a_folder_is_resumed_where_it_ended(tmp_path, folder, u
 
     train(3, every=1)
     train(2, every=1, resume=True)
-    assert "goes on at step 3" in unheard.pop()
+    assert "continues at step 3" in unheard.pop()
     with open_run(tmp_path / folder / "a=1") as run:
         assert run.steps == [0, 1, 2, 3, 4]
 

@@ -68,7 +68,7 @@ def discard(capture: ActiveCapture, observer: NumberReceiver | None = None) -> N
 
 
 def attach(x: T, name: str) -> T:
-    """Give a tensor inside a model a name, under which its values and gradients are recorded.
+    """Name a tensor inside a model, and record its values and gradients.
 
     Returns `x` itself. Without a watch it does nothing. Tensors that are given the same name
     within one call of a module are recorded together.
@@ -82,7 +82,7 @@ def attach(x: T, name: str) -> T:
 
 
 def is_watching() -> bool:
-    """Whether the step is recorded that this code belongs to: whether logging now has an effect."""
+    """Whether the current step is recorded, so that logging has an effect."""
     return any(observer.is_watching() for observer in _OBSERVING)
 
 
@@ -112,7 +112,7 @@ def attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> None:
-    """Record a call of attention that Sonde cannot hear of by itself: a kernel of your own.
+    """Record a call of attention that Sonde cannot recognize, such as your own kernel.
 
     Tensors are (batch, heads, length, width), as `scaled_dot_product_attention` takes them; keys
     and values may have fewer heads. The mask is boolean (true takes part) or added to the logits.

@@ -132,7 +132,7 @@ def _checked_target(
     target = os.path.abspath(path)
     if _ending(target) not in endings:
         known = ", ".join(endings)
-        raise SondeError(f"Cannot tell the format of `{path}`. Its name must end in {known}.")
+        raise SondeError(f"Cannot infer the format of `{path}`. Its name must end in {known}.")
     inside = os.path.realpath(run_path)
     if os.path.commonpath([os.path.realpath(target), inside]) == inside:
         raise SondeError(f"`{path}` lies inside the run. Choose a file outside it.")

@@ -121,7 +121,7 @@ def metric(
     reduce: Reduce = "mean",
     against: Against | None = None,
 ) -> Callable[[F], F]:
-    """Say of a function how it is to be used as a metric; `watch.add_metric(function)` then does.
+    """Declare how a function is used as a metric; `watch.add_metric(function)` then adds it.
 
     The function itself stays as it is. Its own name is the metric's unless `name` is given. A
     package offers such functions to others as entry points in the group `sonde.metrics`.

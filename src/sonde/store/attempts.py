@@ -252,7 +252,7 @@ def _agree(document: Document, attempt: Attempt, run_id: str | None) -> None:
         raise DamagedError("belongs to another run")
     said = (document.get("rank"), document.get("attempt"), document.get("token"))
     if said != (attempt.rank, attempt.number, attempt.token):
-        raise DamagedError("says inside that it is another attempt")
+        raise DamagedError("names another attempt in its contents")
 
 
 def _integer(value: object) -> int | None:

@@ -107,7 +107,7 @@ def read_run_file(root: str) -> Document:
     version = about.get("format_version")
     major = version.split(".")[0] if isinstance(version, str) else ""
     if not major.isdecimal():
-        raise DamagedError("does not say its format version")
+        raise DamagedError("has no format version")
     if int(major[:9]) > _MAJOR:
         raise RunError(
             f"The run `{root}` has format version {version}, this Sonde reads up to {_MAJOR}.x. "

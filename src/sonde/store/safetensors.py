@@ -85,7 +85,7 @@ def parse_header(head: bytes, size_bytes: int) -> tuple[dict[str, Any], int]:
         raise DamagedError("is too short for safetensors")
     length = int.from_bytes(head[:8], "little")
     if length > min(MAX_HEADER_BYTES, size_bytes - 8) or len(head) < 8 + length:
-        raise DamagedError(f"says that its header has {length} bytes")
+        raise DamagedError(f"declares a header of {length} bytes")
     try:
         header = json.loads(head[8 : 8 + length].decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:

@@ -246,7 +246,7 @@ def _segment(
     said = (footer["rank"], footer["attempt"], footer["token"], footer["first_seq"])
     a = name.attempt
     if (*said, footer["last_seq"]) != (a.rank, a.number, a.token, name.first, name.last):
-        raise DamagedError("says inside that it is another segment")
+        raise DamagedError("names another segment in its contents")
     if footer["table"] != table.name:
         raise DamagedError(f"holds rows of `{footer['table']}`, not of `{table.name}`")
     if run_id is not None and footer["run_id"] != run_id:
@@ -255,7 +255,7 @@ def _segment(
     _bound(metadata)
     for number in (resume, parts, *(steps or ())):
         if number is not None and not (type(number) is int and abs(number) < 1 << 63):
-            raise DamagedError(f"tells of a step that cannot be ({number!r})"[:100])
+            raise DamagedError(f"has an impossible step ({number!r})"[:100])
     return Segment(
         path=path,
         name=name,
@@ -274,7 +274,7 @@ def _bound(metadata: pq.FileMetaData) -> None:
     """Refuse what would take too much to read, by what the file says of itself."""
     if not 0 <= metadata.num_rows <= limits.SEGMENT_ROWS:
         raise DamagedError(
-            f"says that it has {metadata.num_rows} rows; at most {limits.SEGMENT_ROWS} are read"
+            f"declares {metadata.num_rows} rows; at most {limits.SEGMENT_ROWS} are read"
         )
     if metadata.num_columns > limits.SEGMENT_COLUMNS:
         raise DamagedError(f"has {metadata.num_columns} columns")
@@ -290,7 +290,7 @@ def _bound(metadata: pq.FileMetaData) -> None:
                 "are read"
             )
     if rows != metadata.num_rows:
-        raise DamagedError(f"says that it has {metadata.num_rows} rows and has {rows}")
+        raise DamagedError(f"declares {metadata.num_rows} rows and has {rows}")
 
 
 def _columns(metadata: pq.FileMetaData, table: Table) -> frozenset[str]:

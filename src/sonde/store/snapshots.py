@@ -83,7 +83,7 @@ class SnapshotTaker:
                 return snapshot
             time.sleep(_PAUSE_S)
         raise RunError(
-            f"The files of `{self.root}` vanish while they are read. Is it being deleted?"
+            f"The files of `{self.root}` disappear while they are read. Is the run being deleted?"
         )
 
     def condemn(self, path: str, problem: str) -> None:

@@ -65,7 +65,7 @@ def trace(
     timeout_s: float = 30.0,
     strict: bool = False,
 ) -> Trace:
-    """Follow variables inside a model's methods: each value, when it changed, from every rank.
+    """Record variables inside a model's methods: each value, when it changed, on every rank.
 
     Args:
         model: A `torch.nn.Module`, wrapped or not. Nothing of it is replaced.
@@ -73,11 +73,11 @@ def trace(
             `encoder.1` (what that module returns), `layers.*.attn.forward.q`, `helper.q`,
             `forward.self.count`, `forward.d.key.0`, `forward.q@grad`. `*` stands for one
             component, `**` for any number.
-        every: Follow every so many iterations; or a function of the iteration; or windows
+        every: Follow every n-th iteration; or a function of the iteration; or windows
             `[(0, 100), (1000, 2000, 10)]`.
         phase: Of which passes: `train`, `eval` (the mode of the model), or both; or the names that
             a watch gives.
-        gather_every: After so many iterations the values of all ranks come together on rank 0, the
+        gather_every: After n iterations the values of all ranks are gathered on rank 0, the
             last ones at the end. None: each rank keeps its own.
         before_save: Functions `(name, value, iteration) -> value` for each value that is captured.
         before_gather: Functions `(name, values, iterations)` that change the lists of a window, on
@@ -91,7 +91,7 @@ def trace(
             with options: a file. `"auto"`: the run if the model is watched, else memory.
         always: Keep a value in every call, also when it has not changed since the last one.
         step: Number of the first iteration; 0, or the watch's if the model is watched.
-        budget_bytes: Values may take so much memory at a time; what is beyond is refused, and said.
+        budget_bytes: Memory for values at a time; values beyond it are refused, with a warning.
         timeout_s: How long rank 0 waits for a rank that sends nothing.
         strict: Raise errors of tracing instead of going on without the variable that failed.
 

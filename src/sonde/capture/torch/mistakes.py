@@ -37,7 +37,7 @@ OTHER_OPTIMIZER: Final = (
 )
 
 GUESS: Final = (
-    "The run goes on at step {step}, after the last one that is recorded. The checkpoint may be "
+    "The run continues at step {step}, after the last recorded one. The checkpoint may be "
     "of another step. Pass `step=` to sonde.watch(), or keep watch.state_dict() in the "
     "checkpoint and call watch.load_state_dict()."
 )

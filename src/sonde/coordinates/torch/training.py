@@ -41,7 +41,7 @@ def coord_check(
     tolerance: float = TOLERANCE,
     progress: Callable[[str], None] = lambda _text: None,
 ) -> Coordinates:
-    """Check whether what training does to each module depends on the width of the model.
+    """Check whether updates change activations by the same amount at every width.
 
     Args:
         make: Given a width, returns a model, its optimizer, and a function of model and step that

@@ -285,7 +285,7 @@ class Run(Accessors):
         edges: ArrayLike | int | None = None,
         **where: Unpack[SketchKey],
     ) -> Histogram:
-        """How the values of a site are spread: `edges`, `counts`, `zeros`, `nans`, `infs`.
+        """Histogram of a site at a step: `edges`, `counts`, `zeros`, `nans`, `infs`.
 
         `edges` are rising numbers or how many equal bins to make (50). Further arguments as
         `sketch`.
@@ -395,14 +395,14 @@ class Run(Accessors):
         *,
         frame: str | None = None,
     ) -> Frame:
-        """A question in SQL over `stats`, `bins`, `scalars`, `metrics`, `sites`, `events`.
+        """Run SQL over `stats`, `bins`, `scalars`, `metrics`, `sites` and `events`.
 
         The rows as they were written, per rank and attempt, are in `records` and `numbers`. Values
         are best given as `params`: a list for `?`, a dict for `$name`.
         """
         try:
             if self._is_locked and not self._inquiry.is_question(query):
-                raise SondeError("Only a single `select` can be asked of this run.")
+                raise SondeError("Only a single `select` can be run on this run.")
         except duckdb.Error as error:
             raise SondeError(f"The query failed: {error}") from error
         return self._framed(self._ask(query, params), frame)
@@ -410,7 +410,7 @@ class Run(Accessors):
     # -- ending ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of the memory that is held. Nothing was locked; the run can be opened again."""
+        """Free the memory. Nothing is locked; the run can be opened again."""
         self._inquiry.close()
 
     def __enter__(self) -> Self:

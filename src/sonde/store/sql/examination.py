@@ -56,7 +56,7 @@ def _batches(segment: Segment, table: Table) -> Iterator[pa.Table]:
             seen += batch.num_rows
             yield pa.Table.from_batches([batch])
     if seen != segment.rows:
-        raise DamagedError(f"has {seen} rows and says {segment.rows}")
+        raise DamagedError(f"has {seen} rows and declares {segment.rows}")
 
 
 def _ask_engine(segment: Segment, cursor: queries.Connection) -> None:

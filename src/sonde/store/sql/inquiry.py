@@ -131,7 +131,7 @@ class Inquiry:
                 if not self.examine():
                     raise
         raise RunError(
-            f"The files of `{self._path}` vanish while they are read. Is it being deleted?"
+            f"The files of `{self._path}` disappear while they are read. Is the run being deleted?"
         )
 
     def is_question(self, query: str) -> bool:

@@ -32,7 +32,7 @@ def check(rows: pa.Table, table: Table, segment: Segment) -> None:
     if "step" in rows.schema.names and segment.steps is not None and rows.num_rows:
         low, high = (pc.min_max(rows["step"])[end].as_py() for end in ("min", "max"))
         if low is not None and not segment.steps[0] <= low <= high <= segment.steps[1]:
-            raise DamagedError(f"holds steps that it does not tell of ({low} to {high})")
+            raise DamagedError(f"holds steps outside its declared range ({low} to {high})")
     if table is SKETCHES:
         _check_sketches(rows)
     if table is TRACES:
