@@ -389,7 +389,7 @@ export interface LevelEdge {
 }
 
 /**
- * The inside of one call of a module. `crumbs` lead to it, the last one is the level itself.
+ * The inside one call of a module. `crumbs` lead to it, the last one is the level itself.
  */
 export interface GraphLevel {
   node: string;
@@ -466,7 +466,7 @@ export interface Hits {
 }
 
 /**
- * One series inside of the arrays of `Lines`: entries `start` to `start + length`.
+ * One series inside the arrays of `Lines`: entries `start` to `start + length`.
  */
 export interface Line {
   name: string;
@@ -562,7 +562,7 @@ export interface Heat {
  * `counts` is columns × cells, column by column; cell `i` counts the finite, non-zero-width share
  * of values in `[edges[i], edges[i + 1])`. With scale `log` and `exponent` the edges are
  * magnitudes and both signs count together, without zeros. `below` and `above` are the finite
- * values outside of the edges. A column of several steps holds all their values.
+ * values outside the edges. A column of several steps holds all their values.
  *
  * `density` is what is drawn: the share of a column's values per unit of value, exact zeros left
  * out, so that a distribution has the same shape on every axis. `max_density` is the brightest
@@ -659,7 +659,7 @@ export interface CrossSection {
 /**
  * The value of one box. Of a folded box: of its first instance, and the spread over all.
  *
- * A box that has no site of the kind itself shows the largest of the sites inside of it
+ * A box that has no site of the kind itself shows the largest of the sites inside it
  * (`is_inside`). `row` is its line in `Tint.sparks`, -1 if it has none. `why` says why there is
  * no value, where there is none.
  */
@@ -956,7 +956,7 @@ export interface TreeQuestion {
 }
 
 /**
- * The inside of a call (`node`, by default the model). `unfold` names groups to show singly;
+ * The inside a call (`node`, by default the model). `unfold` names groups to show singly;
  * `unfold=*` all.
  */
 export interface LevelQuestion {

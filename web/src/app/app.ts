@@ -1,6 +1,6 @@
 /**
  * What all parts of the page share: the state, the time axis, the cursor, the theme, the connection.
- * One is made for each place where the page is mounted; nothing lives outside of it.
+ * One is made for each place where the page is mounted; nothing lives outside it.
  */
 
 import { batch, computed, effect, type ReadonlySignal, type Signal, signal } from "@preact/signals";

@@ -22,7 +22,7 @@ export interface TreeView {
   insides: ReadonlyMap<string, Tree>;
 }
 
-/** How deep the tree is open when nobody has touched it, as long as it stays short. */
+/** How deep the tree is open until it is touched, as long as it stays short. */
 const OPEN_LEVELS = 3;
 const OPEN_LINES = 60;
 

@@ -108,7 +108,7 @@ export class Archive {
   }
 }
 
-/** A page on an archive alone: nothing is asked of anybody, and nothing changes. */
+/** A page on an archive alone: no server is asked, and nothing changes. */
 export function archived(reading: Promise<Archive>): Transport {
   const get: Transport["get"] = async (view, question) => {
     const archive = await reading;

@@ -10,7 +10,7 @@ import { Button } from "./Controls";
 import { save, savePicture } from "./picture";
 
 interface Props {
-  /** What the picture shows: all inside of it. */
+  /** What the picture shows: all inside it. */
   of: RefObject<HTMLElement | null>;
   name: string;
   figure: Figure | null;

@@ -193,7 +193,7 @@ interface NodeButtonProps {
   onClick: () => void;
 }
 
-/** A button inside of a box. The keyboard has its own ways, so it is not a stop of the Tab key. */
+/** A button inside a box. The keyboard has its own ways, so it is not a stop of the Tab key. */
 function NodeButton({ x, label, mark, path, isAlways = false, onClick }: NodeButtonProps) {
   return (
     <g

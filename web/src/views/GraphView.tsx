@@ -64,7 +64,7 @@ export function GraphView({ level, tint, isStale }: Props) {
     );
   });
   // A level is shown whole where its words can still be read, else from its beginning.
-  // It is shown so again when there is more or less room, unless somebody has moved it since.
+  // It is shown so again when there is more or less room, unless it was moved since.
   const shown = useRef("");
   const first = useRef<ViewBox | null>(null);
   useLayoutEffect(() => {

@@ -36,7 +36,7 @@ const SECTION = 62;
 const PADDING = 8;
 const STRIP = 6;
 const GAP = 2;
-/** Where the cells lie inside of the plot. */
+/** Where the cells lie inside the plot. */
 const TOP = STRIP + GAP;
 const CELLS_PX = HEIGHT - 2 * (STRIP + GAP);
 const CELLS = 64;
@@ -105,7 +105,7 @@ function kymoFigure(app: App, site: SiteRef): Figure {
   };
 }
 
-/** Inside of a section; calls of a traced method are told apart, those of a module have panels. */
+/** Inside a section; calls of a traced method are told apart, those of a module have panels. */
 function nameOf(site: SiteRef): string {
   if (site.kind === "local") return site.label;
   return site.slot && site.slot !== "0" ? site.slot : site.kind.replace(/_/g, " ");

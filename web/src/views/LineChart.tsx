@@ -234,7 +234,7 @@ function badStretches(series: readonly Series[], domain: Domain): [number, numbe
   return found;
 }
 
-/** What lies outside of the window is veiled. */
+/** What lies outside the window is veiled. */
 function Frame({ frame, domain }: { frame: Domain; domain: Domain }) {
   const place = (step: number) =>
     Math.max(0, Math.min(1, (step - domain.from) / (domain.to - domain.from || 1)));

@@ -307,7 +307,7 @@ function lineOfHit({ module, node, path, type, kinds }: Hit): TreeLine {
   };
 }
 
-/** Fetches what is inside of instances other than the first, once they are open. */
+/** Fetches what is inside instances other than the first, once they are open. */
 function useInsides(
   run: string,
   lines: readonly TreeLine[],

@@ -42,7 +42,7 @@ export function followDrag(
   addEventListener("keydown", (e) => e.key === "Escape" && finish(null), { signal });
 }
 
-/** Before which panel something dropped here belongs; null outside of the panels. */
+/** Before which panel something dropped here belongs; null outside the panels. */
 export function dropPlace(app: App, x: number, y: number): number | null {
   const deck = app.host.shadowRoot?.querySelector("[data-deck]");
   if (!deck) return null;

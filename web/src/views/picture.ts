@@ -18,7 +18,7 @@ const COPIED = [
   "dominant-baseline",
 ];
 
-/** All that is drawn inside of an element, on the ground of the page. */
+/** All that is drawn inside an element, on the ground of the page. */
 export function toSvg(root: HTMLElement, ground: string): string {
   const box = root.getBoundingClientRect();
   const [width, height] = [Math.ceil(box.width), Math.ceil(box.height)];
