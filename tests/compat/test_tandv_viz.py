@@ -173,12 +173,10 @@ def test_types_as_the_document_spells_them_are_understood(df):
 @pytest.fixture
 def opened(monkeypatch):
     """Runs that widgets were made of."""
-    from sonde.compat.tandv.viz import interact
+    from sonde.notebook import frames
 
     found = []
-    monkeypatch.setattr(
-        interact, "open_run", lambda path: found.append(open_run(path)) or found[-1]
-    )
+    monkeypatch.setattr(frames, "open_run", lambda path: found.append(open_run(path)) or found[-1])
     return found
 
 

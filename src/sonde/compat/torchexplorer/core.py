@@ -5,23 +5,19 @@ Everything here is read from the run: the graph, and the histograms of the tenso
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final
 from weakref import ref
 
 from torch import nn
 
 from sonde.graph.model import ROOT, Graph, Node
 from sonde.record import CallPort
-from sonde.sketch.histograms import history
+from sonde.sketch.histograms import HistogramHistory
+from sonde.store.reading.histories import of_module
 from sonde.store.reading.run import Run, open_run
 from sonde.watching import Watch
-
-if TYPE_CHECKING:
-    from sonde.sketch import Sketch
 
 InvocationId = int
 ParamName = str
@@ -29,19 +25,16 @@ ParamName = str
 _ATTACHED: Final = "ᴬ"
 
 
-@dataclass
 class IncrementalHistogram:
     """One tensor over the recorded steps, with equal bins between its extrema over all of them.
 
     `nans` and `infs` are counted beside the bins, for each time.
     """
 
-    min: float
-    max: float
-    history_bins: list[list[float]] = field(default_factory=list)
-    history_times: list[int] = field(default_factory=list)
-    nans: list[int] = field(default_factory=list)
-    infs: list[int] = field(default_factory=list)
+    def __init__(self, history: HistogramHistory) -> None:
+        self.min, self.max = float(history.edges[0]), float(history.edges[-1])
+        self.history_bins: list[list[float]] = history.counts.tolist()
+        self.history_times, self.nans, self.infs = history.steps, history.nans, history.infs
 
 
 @dataclass
@@ -105,16 +98,9 @@ class ModuleInvocationStructure:
         self, module: nn.Module, invocation_id: InvocationId
     ) -> ModuleInvocationStructure | None:
         """The call of that module inside this one."""
-        return next(
-            (
-                each
-                for each in self.inner_graph.nodes
-                if isinstance(each, ModuleInvocationStructure)
-                and each.module is module
-                and each.invocation_id == invocation_id
-            ),
-            None,
-        )
+        calls = (c for c in self.inner_graph.nodes if isinstance(c, ModuleInvocationStructure))
+        wanted = (module, invocation_id)
+        return next((c for c in calls if (c.module, c.invocation_id) == wanted), None)
 
     def __str__(self) -> str:
         return f"{type(self.module).__name__}, Invocation {self.invocation_id}"
@@ -168,26 +154,19 @@ class RecordedStructure:
         for node in run.graph.calls.get(path, ()):
             found.input_sizes[node.call] = [_size(port) for port in node.inputs]
             found.output_sizes[node.call] = [_size(port) for port in node.outputs]
-        own = f"re:^{re.escape(path)}(\\.[^.]+)?$" if path else "re:^[^.]*$"
-        sketches: dict[object, dict[int, Sketch]] = {}
-        for key, sketch in run.merge(own, by=("name", "step"), missing="ok").items():
-            name, step = cast("tuple[object, int]", key)
-            sketches.setdefault(name, {})[step] = sketch
-        for site in run.catalogue().sites:
-            if site.module != path or site.name not in sketches:
-                continue
-            call, slot, history = site.call, site.slot, self._history(sketches[site.name])
+        for site, history in of_module(run, path, self._bins).items():
+            call, slot, each = site.call, site.slot, IncrementalHistogram(history)
             match site.kind:
                 case "input" | "output" | "input_grad" | "output_grad":
                     is_grad = site.kind.endswith("grad")
                     calls = found.invocation_grad_hists if is_grad else found.invocation_hists
                     hists = calls.setdefault(call, ModuleInvocationHistograms())
                     is_input = site.kind.startswith("input")
-                    (hists.input_hists if is_input else hists.output_hists).append(history)
+                    (hists.input_hists if is_input else hists.output_hists).append(each)
                 case "param":
-                    found.shared_hists.param_hists[slot] = history
+                    found.shared_hists.param_hists[slot] = each
                 case "param_grad":
-                    found.shared_hists.param_grad_hists[slot] = history
+                    found.shared_hists.param_grad_hists[slot] = each
         return found
 
     def _opened(self) -> Run | None:
@@ -199,12 +178,6 @@ class RecordedStructure:
         if self._run is None:
             self._run = open_run(path)
         return self._run
-
-    def _history(self, by_step: Mapping[int, Sketch]) -> IncrementalHistogram:
-        found = history(by_step, self._bins)
-        low, high = float(found.edges[0]), float(found.edges[-1])
-        counts = found.counts.tolist()
-        return IncrementalHistogram(low, high, counts, found.steps, found.nans, found.infs)
 
 
 def _size(port: CallPort) -> list[int | None]:

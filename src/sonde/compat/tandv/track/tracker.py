@@ -124,20 +124,12 @@ class Tracker:
             return None
         self.watch.flush()
         low, high = self._exponents or (-16, 16)
+        options: Any = {"min_exp": low, "max_exp": high, "metric": METRIC, "short_names": True}
         frames = []
         with open_run(path) as run:
             for phase in self._phases:
                 with suppress(SondeError):  # nothing was recorded in this phase
-                    frames.append(
-                        of_run(
-                            run,
-                            min_exp=low,
-                            max_exp=high,
-                            phase=phase,
-                            metric=METRIC,
-                            short_names=True,
-                        )
-                    )
+                    frames.append(of_run(run, **options, phase=phase))
         if len(frames) < 2:
             return frames[0] if frames else None
         return require("pandas", extra="pandas").concat(frames, ignore_index=True)
@@ -151,10 +143,7 @@ class Tracker:
         steps = frame["metadata", "step"]
         return [
             Stash(
-                str(row["metadata", "name"]),
-                str(row["metadata", "type"]),
-                str(row["metadata", "tensor_type"]),
-                str(row["metadata", "dtype"]),
+                *(row["metadata"].drop("step")),
                 {
                     "scalar_stats": row["scalar_stats"].to_dict(),
                     "exp_hist": row["exponent_counts"].to_dict(),
@@ -171,9 +160,6 @@ class Tracker:
 
     def __len__(self) -> int:
         return len(self.stashes)
-
-    def __str__(self) -> str:
-        return f"Tracker(stashes={len(self)})"
 
 
 def sinks_of(use_wandb: bool) -> list[Sink]:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import os
-import shutil
-import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -15,12 +11,10 @@ from sonde._errors import SondeWarning
 from sonde.compat.tandv.track.common import TrainingStats
 from sonde.compat.tandv.viz import plots
 from sonde.compat.tandv.viz.selection import panels
-from sonde.logframe import to_run
 from sonde.logframe.schema import Frame
 from sonde.logframe.selection import metrics_of, rows_of
 from sonde.logframe.to_run import site_of
-from sonde.notebook.views import RunViews
-from sonde.store.reading.run import Run, open_run
+from sonde.notebook.frames import views_of
 
 if TYPE_CHECKING:
     from anywidget import AnyWidget
@@ -61,7 +55,7 @@ def _exponents(frame: Frame, scalars: Scalars, options: dict[str, Any]) -> AnyWi
     (_, rows), *_others = panels(frame, options["layer"], options["tt"], step)
     meta = rows["metadata"].iloc[0]
     site = site_of(str(meta["name"]), str(meta["tensor_type"]))
-    return RunViews(_run_of(frame, scalars)).exponents(site.path, site.kind, step=step)
+    return views_of(frame, scalars).exponents(site.path, site.kind, step=step)
 
 
 def _lines(frame: Frame, scalars: Scalars, options: dict[str, Any]) -> AnyWidget:
@@ -75,7 +69,7 @@ def _lines(frame: Frame, scalars: Scalars, options: dict[str, Any]) -> AnyWidget
         for metric in metrics_of(frame, options.get("scalar_metric")):
             values = rows["scalar_stats", metric].astype(float).groupby(steps.to_numpy()).mean()
             chosen[f"{title}/{metric}"] = values.to_dict()
-    return RunViews(_run_of(frame, {**scalars, **chosen})).lines(next(iter(chosen)))
+    return views_of(frame, {**scalars, **chosen}).lines(next(iter(chosen)))
 
 
 def _heatmap(frame: Frame, scalars: Scalars, options: dict[str, Any]) -> AnyWidget:
@@ -83,7 +77,7 @@ def _heatmap(frame: Frame, scalars: Scalars, options: dict[str, Any]) -> AnyWidg
     rows = rows_of(frame, None, options["tt"], every=int(options.get("inc", 1)))
     meta = rows["metadata"].iloc[0]
     site = site_of(str(meta["name"]), str(meta["tensor_type"]))
-    return RunViews(_run_of(rows, scalars)).heatmap(site.kind, _STATS.get(metric, metric))
+    return views_of(rows, scalars).heatmap(site.kind, _STATS.get(metric, metric))
 
 
 _SHOWN: Final[dict[Callable[..., object], Callable[..., AnyWidget]]] = {
@@ -101,10 +95,3 @@ def _losses(stats: TrainingStats | Mapping[str, Any] | None) -> Scalars:
     found = {name: values for name, values in asdict(given).items() if values is not None}
     steps = found.pop("steps")
     return {name: dict(zip(steps, values, strict=True)) for name, values in found.items()}
-
-
-def _run_of(frame: Frame, scalars: Scalars) -> Run:
-    """The frame as a run in a folder that lasts as long as the process."""
-    folder = tempfile.mkdtemp(prefix="tandv-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return open_run(to_run(frame, os.path.join(folder, "logframe"), scalars=scalars))
