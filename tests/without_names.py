@@ -23,6 +23,7 @@ USED_BY_TORCH = {
     "torch:UntypedStorage._cdata",
     "torch:_foreach_copy_",
     "torch._C:_current_graph_task_id",
+    "torch.autograd:Variable._execution_engine",
     "torch._C:_set_grad_enabled",
     "torch._C:_get_tracing_state",
     "torch._C:_len_torch_dispatch_stack",

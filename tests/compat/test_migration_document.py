@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
 NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", TEXT)))
 ROWS = dict(re.findall(r"^\| ((?:TW|MM|TE|TV|TT)-\d+′?) \| (.*) \|$", TEXT, re.MULTILINE))
-BEHAVIOURS = {"TW": 16, "MM": 28, "TT": 14}
+BEHAVIOURS = {"TW": 16, "MM": 28, "TE": 32, "TV": 25, "TT": 14}
 """How many behaviours of each tool are numbered."""
 
 
@@ -34,6 +34,8 @@ def test_each_code_block_of_the_documents_has_a_test_of_its_own():
     for tool, sections in {
         "torchwatcher": 8,
         "torch_module_monitor": 8,
+        "torchexplorer": 9,
+        "tandv": 8,
         "tensortrace": 3,
     }.items():
         source = (ROOT / "tests" / "compat" / f"test_{tool}_document.py").read_text()

@@ -76,15 +76,31 @@ def test_a_program_of_tensortrace_runs_and_its_values_are_those_of_the_model(tmp
 
 
 def test_a_program_of_torchexplorer_runs():
-    found, said = output_of("torchexplorer", 2)
+    found, said = output_of("torchexplorer", 7)
     assert said.count("sonde: `import torchexplorer`") == 1
-    assert found["before"] is None
-    assert found["nodes"] >= 4  # two layers, the attached tensor, input and output
+    assert found["size"] == [6, 5]
+    calls = {(call["name"], call["output"][0]): call for call in found["calls"]}
+    assert set(calls) == {("Linear 0", 100), ("ReLU 0", 100), ("Linear 0", 10), ("ReLU 1", 10)}
+    first = calls["Linear 0", 100]
+    assert (first["times"], first["size"]) == ([0, 2, 4, 6], [2, 1])
+    assert first["params"] == first["grads"] == {"bias": [20] * 4, "weight": [200] * 4}
+
+
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("torchexplorer", "pygraphviz")),
+    reason="torchexplorer and pygraphviz are not installed",
+)
+def test_the_numbers_are_those_of_torchexplorer():
+    assert output_of("torchexplorer", 7)[0] == output_of("torchexplorer", 7, drop_in=False)[0]
 
 
 def test_a_program_of_tandv_runs_and_its_numbers_are_those_of_torch():
     pytest.importorskip("pandas")
     found, said = output_of("tandv", 3)
     assert said.count("sonde: `import tandv`") == 1
-    assert found["steps"] == [0, 1, 2]
-    assert all(map(close, found["std"], found["expected"]))
+    assert found["logged"].keys() == found["expected"].keys()
+    assert len(found["logged"]) == 6
+    for key, expected in found["expected"].items():
+        logged = found["logged"][key]
+        assert logged["exponents"] == expected.pop("exponents")
+        assert {name for name, v in expected.items() if not close(logged[name], v)} == set()

@@ -264,7 +264,11 @@ def test_tv_10_numerics_and_the_frame_go_to_wandb(tmp_path, monkeypatch):
     chosen = frame["metadata", "tensor_type"].eq("Activation") & frame["metadata", "step"].eq(step)
     expected = frame[chosen]["scalar_stats", "rm2"].mean()
     assert rows[-1]["Numerics.Activation/rm2"] == pytest.approx(expected, rel=1e-6)
-    assert {"Numerics.Weights/underflow_rate", "Numerics.Weights/overflow_rate"} <= set(rows[-1])
+    types = ("Activation", "Gradient", "Weights", "Weight_Gradients", "Optimiser_State")
+    stats = ("mean", "std", "mean_abs", "max_abs", "min_abs", "rm2", "rm4", "rm8")
+    rates = ("underflow_rate", "overflow_rate")
+    names = {f"Numerics.{t}/{s}" for t in types for s in (*stats, *rates)}
+    assert set(rows[-1]) == names | {"sonde/step"}, "and nothing of single tensors"
     assert artifacts == ["tandv-logframe"]
 
 

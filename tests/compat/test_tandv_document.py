@@ -1,5 +1,7 @@
 """The calls of the document of Track & Visualize, section by section, on the drop-in."""
 
+from urllib.parse import parse_qs
+
 import numpy as np
 import pytest
 import torch
@@ -76,13 +78,22 @@ def _closed():
     plt.close("all")
 
 
+def line_of(widget):
+    return parse_qs(widget.address.partition("?")[2])["line"][0]
+
+
+def close(widget):
+    for each in widget.children:
+        each.close()
+
+
 def rows(df, name, tensor_type, step=None):
     meta = df["metadata"]
     chosen = (meta["name"] == name) & (meta["tensor_type"] == tensor_type)
     return df[chosen if step is None else chosen & (meta["step"] == step)]
 
 
-def test_track_pytorch(tracked, df):
+def test_tandv_track_pytorch(tracked, df):
     _, outputs, _ = tracked
     assert sorted(set(df["metadata", "step"])) == list(range(STEPS))
     assert set(df["metadata", "tensor_type"]) == {
@@ -94,7 +105,7 @@ def test_track_pytorch(tracked, df):
         assert found == pytest.approx(np.sqrt(np.mean(y**2)), rel=1e-6)
 
 
-def test_viz_static_visualization(tracked, df):
+def test_tandv_viz_static_visualization(tracked, df):
     fig = viz.exp_hist(df=df, layer="output", tt="Activation", step=3)
     (ax,) = fig.axes
     bars = {round(b.get_x() + b.get_width() / 2): b.get_height() for b in ax.patches}
@@ -104,7 +115,7 @@ def test_viz_static_visualization(tracked, df):
         assert bars[n] == pytest.approx(np.mean(exponents == n))
 
 
-def test_viz_interactive_scalar_line(df):
+def test_tandv_viz_interactive_scalar_line(df):
     widget = viz.interactive(
         f=viz.scalar_line,
         df=df,
@@ -113,11 +124,11 @@ def test_viz_interactive_scalar_line(df):
         col_wrap=3,
         scalar_metric=["rm2", "min_abs"],
     )
-    assert "line=output%2Frm2" in widget.address
-    widget.close()
+    assert [line_of(each) for each in widget.children] == ["output/rm2", "output/min_abs"]
+    close(widget)
 
 
-def test_viz_interactive_scalar_global_heatmap(df):
+def test_tandv_viz_interactive_scalar_global_heatmap(df):
     widget = viz.interactive(
         f=viz.scalar_global_heatmap,
         df=df,
@@ -131,7 +142,7 @@ def test_viz_interactive_scalar_global_heatmap(df):
     widget.close()
 
 
-def test_viz_interactive_exp_hist(df):
+def test_tandv_viz_interactive_exp_hist(df):
     widget = viz.interactive(
         f=viz.exp_hist, df=df, layer="output", tt="Activation", step=3, col_wrap=3
     )
@@ -139,7 +150,7 @@ def test_viz_interactive_exp_hist(df):
     widget.close()
 
 
-def test_cross_referencing_scalar_line(df, tstats):
+def test_tandv_cross_referencing_scalar_line(df, tstats):
     widget = viz.interactive(
         viz.scalar_line,
         train_stats=tstats,
@@ -149,11 +160,14 @@ def test_cross_referencing_scalar_line(df, tstats):
         scalar_metric=["std", "rm2"],
         col_wrap=3,
     )
-    assert "line=layers.3.attention.wk%2Fstd" in widget.address
-    widget.close()
+    layers = ("layers.3.attention.wk", "layers.3.attention.wq")
+    assert [line_of(each) for each in widget.children] == [
+        f"{layer}/{metric}" for layer in layers for metric in ("std", "rm2")
+    ]
+    close(widget)
 
 
-def test_cross_referencing_exp_hist(df, tstats):
+def test_tandv_cross_referencing_exp_hist(df, tstats):
     widget = viz.interactive(
         viz.exp_hist,
         train_stats=tstats,
@@ -164,11 +178,13 @@ def test_cross_referencing_exp_hist(df, tstats):
         dtype_annotation="float8_e4m3fn",
         col_wrap=3,
     )
-    assert "step=0" in widget.address, "the first step can be asked for, too"
-    widget.close()
+    assert len(widget.children) == 2
+    for each in widget.children:
+        assert "step=0" in each.address, "the first step can be asked for, too"
+    close(widget)
 
 
-def test_required_log_schema(df):
+def test_tandv_required_log_schema(df):
     assert list(df.columns[:5]) == [
         ("metadata", name) for name in ("name", "type", "tensor_type", "step", "dtype")
     ]

@@ -65,7 +65,7 @@ def expected(trees):
 
 
 @pytest.mark.parametrize("jitted", [False, True])
-def test_track_jax_flax(jitted):
+def test_tandv_track_jax_flax(jitted):
     """Also with `jax.jit` around the update, for which tandv fails."""
     function = jax.jit(update, static_argnums=2) if jitted else update
     frame, used, grads = train(function)

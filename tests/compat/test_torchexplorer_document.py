@@ -54,13 +54,18 @@ def kinds_of(wrapper):
     return set(sonde.open(wrapper.watch.path).sites["kind"])
 
 
-def test_introduction_setup_then_init_then_watch_with_wandb(tmp_path, monkeypatch):
+def test_torchexplorer_introduction_setup_then_init_then_watch_with_wandb(tmp_path, monkeypatch):
     import wandb
 
     monkeypatch.setenv("WANDB_SILENT", "true")
     torchexplorer.setup()
+    logged = []
     wandb.init(mode="offline", dir=str(tmp_path), project="tests", reinit="finish_previous")
     try:
+        log = wandb.run.log
+        monkeypatch.setattr(
+            wandb.run, "log", lambda row, **o: (logged.append(row), log(row, **o))[1]
+        )
         model = nn.Linear(3, 2)
         wrapper = torchexplorer.watch(model, log_freq=1, backend="wandb")
         for _ in range(2):
@@ -72,11 +77,13 @@ def test_introduction_setup_then_init_then_watch_with_wandb(tmp_path, monkeypatc
     finally:
         wandb.finish()
     assert sonde.open(wrapper.watch.path).steps == [0, 1]
+    counted = [row["gradients/weight"] for row in logged if "gradients/weight" in row]
+    assert [sum(found.histogram) for found in counted] == [6, 6]
     assert len(media) == 1
     assert b"sonde" in media[0].read_bytes()
 
 
-def test_usage_examine_model_structure(watched):
+def test_torchexplorer_usage_examine_model_structure(watched):
     model = small_resnet()
     dummy = torch.randn(5, 3, 8, 8)
     wrapper = watched(
@@ -104,7 +111,7 @@ class AttachModule(nn.Module):
         return self.fc2(x)
 
 
-def test_usage_visualize_intermediate_tensors(watched):
+def test_torchexplorer_usage_visualize_intermediate_tensors(watched):
     model = AttachModule()
     dummy = torch.randn(5, 10)
     wrapper = watched(model, log_freq=1, backend="standalone", standalone_port=0)
@@ -131,7 +138,7 @@ class Activated(nn.Module):
         return self.activation(self.fc(x))
 
 
-def test_histograms_of_a_module_with_an_activation(watched):
+def test_torchexplorer_histograms_of_a_module_with_an_activation(watched):
     model, x = Activated(), torch.randn(8, 20, requires_grad=True)
     wrapper = watched(model, log_freq=1, backend="none")
     model(x).square().sum().backward()
@@ -161,7 +168,7 @@ class Reused(Activated):
         return self.activation(self.fc(self.activation(x)))
 
 
-def test_supported_one_several_invocations_of_one_module(watched):
+def test_torchexplorer_supported_one_several_invocations_of_one_module(watched):
     model = Reused()
     wrapper = watched(model, log_freq=1, backend="none")
     model(torch.randn(8, 20)).sum().backward()
@@ -171,7 +178,7 @@ def test_supported_one_several_invocations_of_one_module(watched):
     assert set(relus[0].module_metadata().invocation_hists) == {0, 1}
 
 
-def test_supported_four_several_forwards_before_backward(watched):
+def test_torchexplorer_supported_four_several_forwards_before_backward(watched):
     module = nn.Linear(4, 2)
     wrapper = watched(module, log_freq=1, delay_log_multibackward=True, backend="none")
     for _ in range(3):
@@ -193,7 +200,7 @@ class Branching(nn.Module):
         return self.module1(x) if x.sum() > 0 else self.module2(x)
 
 
-def test_unsupported_two_control_flow_that_changes_is_recorded_all_the_same(watched):
+def test_torchexplorer_unsupported_two_control_flow_that_changes_is_recorded_all_the_same(watched):
     model = Branching()
     wrapper = watched(model, log_freq=1, backend="none")
     for sign in (1.0, -1.0, -1.0):
@@ -205,7 +212,7 @@ def test_unsupported_two_control_flow_that_changes_is_recorded_all_the_same(watc
 
 
 @pytest.mark.parametrize("helped", [True, False])
-def test_common_errors_one_in_place_operations(watched, helped):
+def test_torchexplorer_common_errors_one_in_place_operations(watched, helped):
     """With the two arguments of the document, and without: neither raises."""
     model = small_resnet()
     options = {"disable_inplace": True, "ignore_io_grad_classes": [Residual]} if helped else {}
@@ -232,7 +239,7 @@ print("trained", flush=True)
 """
 
 
-def test_usage_the_page_stays_after_the_program_has_ended(tmp_path):
+def test_torchexplorer_usage_the_page_stays_after_the_program_has_ended(tmp_path):
     """`python -m sonde.compat` with the original's own import."""
     Path("train.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "sonde.compat", "train.py", "0"]

@@ -30,6 +30,7 @@ def test_statistics_are_those_of_the_values(x):
     assert s.norm == pytest.approx(np.linalg.norm(x), **close)
     assert s.rms == pytest.approx(np.sqrt((x**2).mean()), **close)
     assert s.stat("rm2") == s.rms
+    assert s.stat("mean_abs") == s.abs_mean
     assert s.rm4 == pytest.approx((x**4).mean() ** 0.25, **close)
     assert s.abs_mean == pytest.approx(np.abs(x).mean(), **close)
     assert s.stat("min") == x.min()

@@ -150,11 +150,13 @@ torch's own checkpointing asks the same way.
 
 _after = uses(
     "backward_callback",
-    "torch.autograd:Variable._execution_engine.queue_callback",
+    "torch.autograd:Variable._execution_engine",
     purpose="a step that is a backward pass ends with it, while its gradients are there",
     fallback="it ends when the next forward begins",
 ).find()
-after_backward: Final[Callable[[Callable[[], None]], None] | None] = _after[0] if _after else None
+after_backward: Final[Callable[[Callable[[], None]], None] | None] = (
+    _after[0].queue_callback if _after else None
+)
 """Call a function once the backward pass that runs now is over. None where torch cannot."""
 
 _forward_mode = uses(

@@ -7,6 +7,7 @@ logs next. The step that it was recorded in is in the row, as `sonde/step`, and 
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, Unpack
@@ -37,7 +38,8 @@ class WandB(Sink):
     is a step of the W&B run.
 
     With `numerics=True`, means over all selected tensors of a type are logged too, with their
-    underflow and overflow rates: `Numerics.Activation/rms`.
+    underflow and overflow rates: `Numerics.Activation/rms`. With "only", series of single tensors
+    are left out.
     """
 
     defaults: ClassVar[SinkOptions] = {"batch_s": 0.1}
@@ -47,12 +49,14 @@ class WandB(Sink):
         run: wandb.Run | None = None,
         *,
         steps: Literal["yours", "own"] = "yours",
-        numerics: bool = False,
+        numerics: bool | Literal["only"] = False,
         **options: Unpack[SinkOptions],
     ) -> None:
         self._is_drawn = not numerics or "histograms" in options
         if numerics:
             options.setdefault("histograms", "*")
+        if numerics == "only":
+            options.setdefault("max_series", sys.maxsize)  # they are summed up, not sent
         super().__init__(**options)
         self._wandb = require("wandb", extra="wandb")
         self._run = self._wandb.run if run is None else run
@@ -63,7 +67,8 @@ class WandB(Sink):
         if steps not in {"yours", "own"}:
             raise SondeError(f"`steps` must be 'yours' or 'own', got {steps!r}.")
         self._is_own = steps == "own"
-        self._has_numerics = numerics
+        self._has_numerics = bool(numerics)
+        self._has_series = numerics != "only"
         self._is_started = False
         self._groups: set[str] = set()
         self._scalars: set[str] = set()
@@ -135,7 +140,11 @@ class WandB(Sink):
         return self._placed_at is None or bool(self._run.step > self._placed_at)
 
     def _row(self, reading: Reading) -> dict[str, object]:
-        row: dict[str, object] = dict(reading.numbers)
+        row: dict[str, object] = {
+            key: value
+            for key, value in reading.numbers.items()
+            if self._has_series or key in self._scalars
+        }
         for key, histogram in reading.histograms.items():
             if self._is_drawn and reading.sketches[key].finite:
                 counted = (histogram.counts, histogram.edges)

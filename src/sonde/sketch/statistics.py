@@ -284,6 +284,7 @@ _VAR: Final = (
 
 def _definitions() -> tuple[Statistic, ...]:
     """The statistics that come with Sonde, in the order in which they are listed."""
+    abs_mean, abs_mean_sql = _mean_of("sum_abs"), _MEAN.format("sum_abs")
     rms, rms_sql = lambda s: np.sqrt(_mean_of("sum_sq")(s)), f"sqrt({_MEAN.format('sum_sq')})"
     return (
         Statistic("mean", _mean_of("sum"), _MEAN.format("sum"), is_signed=True),
@@ -303,7 +304,8 @@ def _definitions() -> tuple[Statistic, ...]:
         Statistic("rm8", _rm8, is_main=False),
         Statistic("min", _extremum("min"), "case when isfinite(min) then min end", is_signed=True),
         Statistic("max", _extremum("max"), "case when isfinite(max) then max end", is_signed=True),
-        Statistic("abs_mean", _mean_of("sum_abs"), _MEAN.format("sum_abs")),
+        Statistic("abs_mean", abs_mean, abs_mean_sql),
+        Statistic("mean_abs", abs_mean, abs_mean_sql, is_main=False, is_listed=False),  # the same
         Statistic(
             "min_abs",
             _extremum("min_abs"),

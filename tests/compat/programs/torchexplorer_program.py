@@ -1,4 +1,4 @@
-"""A training that a user of TorchExplorer may have: prints the structure that was found as JSON."""
+"""A training that a user of torchexplorer may have: prints its structure and counts as JSON."""
 
 import json
 import sys
@@ -8,24 +8,38 @@ import torchexplorer
 from torch import nn
 from torchexplorer.core import ModuleInvocationStructure
 
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc1 = nn.Linear(4, 8)
-        self.fc2 = nn.Linear(8, 2)
-
-    def forward(self, x):
-        hidden = torchexplorer.attach(self.fc1(x).relu(), self, "hidden")
-        return self.fc2(hidden)
-
-
 torch.manual_seed(0)
-model = Model()
-wrapper = torchexplorer.watch(model, log=["io", "params"], log_freq=1, backend="none")
-before = wrapper.structure
+relu = nn.ReLU()
+model = nn.Sequential(nn.Linear(10, 20), relu, nn.Linear(20, 2), relu)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+wrapper = torchexplorer.watch(
+    model, log_freq=2, backend="none", sample_n=None, reject_outlier_proportion=0.0
+)
 for _ in range(int(sys.argv[1])):
-    model(torch.randn(3, 4)).sum().backward()
-structure = wrapper.structure
-assert isinstance(structure, ModuleInvocationStructure)
-print(json.dumps({"before": before, "nodes": len(structure.inner_graph.nodes)}))
+    model(torch.randn(5, 10)).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def totals(histogram):
+    return [round(sum(counts)) for counts in histogram.history_bins]
+
+
+graph, calls = wrapper.structure.inner_graph, []
+for node in graph.nodes:
+    if isinstance(node, ModuleInvocationStructure):
+        found = node.module_metadata()
+        own, shared = found.invocation_hists[node.invocation_id], found.shared_hists
+        calls.append(
+            {
+                "name": f"{type(node.module).__name__} {node.invocation_id}",
+                "size": [len(node.inner_graph.nodes), len(node.inner_graph.edges)],
+                "times": own.output_hists[0].history_times,
+                "input": totals(own.input_hists[0]),
+                "output": totals(own.output_hists[0]),
+                "params": {k: totals(h) for k, h in sorted(shared.param_hists.items())},
+                "grads": {k: totals(h) for k, h in sorted(shared.param_grad_hists.items())},
+            }
+        )
+size = [len(graph.nodes), len(graph.edges)]
+print(json.dumps({"size": size, "calls": sorted(calls, key=str)}))

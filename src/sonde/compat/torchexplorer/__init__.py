@@ -27,6 +27,7 @@ from sonde.capture.launch import launched
 from sonde.capture.torch.backwards import BackwardSteps
 from sonde.compat.torchexplorer import core as core
 from sonde.compat.torchexplorer.core import RecordedStructure
+from sonde.sinks.sink import Sink
 from sonde.watching import Watch
 from sonde.watching import watch as watch_model
 
@@ -119,11 +120,12 @@ def watch(
         for each in module.modules():
             if hasattr(each, "inplace"):
                 setattr(each, "inplace", False)  # noqa: B010  # no attribute of every module
-    folder, sinks = _destination(backend, standalone_dir)
+    kinds = [kind for name in log for kind in _KINDS[name]] or ["output"]
+    folder, sinks = _destination(backend, standalone_dir, kinds, bins)
     recorded = watch_model(
         module,
         every=log_freq,
-        log=[kind for name in log for kind in _KINDS[name]] or ["output"],
+        log=kinds,
         exclude=_exclusions(module, tuple(ignore_io_grad_classes)) if log else _NOTHING,
         dir=folder,
         sinks=sinks,
@@ -156,7 +158,9 @@ def _exclusions(module: nn.Module, classes: tuple[type, ...]) -> object:
     return {"input_grad": is_ignored, "output_grad": is_ignored}
 
 
-def _destination(backend: str, standalone_dir: str) -> tuple[str, list[str]]:
+def _destination(
+    backend: str, standalone_dir: str, kinds: Sequence[str], bins: int
+) -> tuple[str, list[Sink]]:
     """The folder of the run, and its sinks."""
     if backend == "standalone":
         return standalone_dir, []
@@ -166,7 +170,9 @@ def _destination(backend: str, standalone_dir: str) -> tuple[str, list[str]]:
         return folder, []
     if getattr(sys.modules.get("wandb"), "run", None) is None:
         raise ValueError("Call `wandb.init()` before `torchexplorer.watch(..., backend='wandb')`.")
-    return "runs", ["wandb"]
+    from sonde.sinks.wandb import WandB
+
+    return "runs", [WandB(histograms="*", kinds=kinds, bins=bins)]
 
 
 def _end_steps(

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
@@ -29,7 +30,7 @@ METRIC: Final = "stash"
 OffloadType = Literal[".pkl", ".parquet", ".csv"]
 NamePattern = str | re.Pattern[str] | None
 Frame = Any
-_STATS: Final = ("mean", "std", "abs_mean", "max_abs", "min_abs", "rm2", "rm4", "rm8")
+_STATS: Final = ("mean", "std", "mean_abs", "max_abs", "min_abs", "rm2", "rm4", "rm8")
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Tracker:
             exclude=re.compile(exclude) if isinstance(exclude, str) else exclude,
             phases=phases,
             step=init_step or 0,
-            sinks=sinks_of(use_wandb),
+            sinks=sinks_of(kinds) if use_wandb else [],
             hyperparameters=False,
         )
         if stash_value is stash_full_tensor:
@@ -124,12 +125,12 @@ class Tracker:
             return None
         self.watch.flush()
         low, high = self._exponents or (-16, 16)
-        options: Any = {"min_exp": low, "max_exp": high, "metric": METRIC, "short_names": True}
         frames = []
         with open_run(path) as run:
+            made = partial(of_run, run, min_exp=low, max_exp=high, metric=METRIC, short_names=True)
             for phase in self._phases:
                 with suppress(SondeError):  # nothing was recorded in this phase
-                    frames.append(of_run(run, **options, phase=phase))
+                    frames.append(made(phase=phase))
         if len(frames) < 2:
             return frames[0] if frames else None
         return require("pandas", extra="pandas").concat(frames, ignore_index=True)
@@ -141,16 +142,13 @@ class Tracker:
         if frame is None:
             return []
         steps = frame["metadata", "step"]
-        return [
-            Stash(
-                *(row["metadata"].drop("step")),
-                {
-                    "scalar_stats": row["scalar_stats"].to_dict(),
-                    "exp_hist": row["exponent_counts"].to_dict(),
-                },
-            )
-            for _, row in frame[steps == steps.max()].iterrows()
-        ]
+        found = []
+        for _, row in frame[steps == steps.max()].iterrows():
+            name, kind, tensor_type, _, dtype = (str(each) for each in row["metadata"])
+            stats, counts = row["scalar_stats"].to_dict(), row["exponent_counts"].to_dict()
+            value = {"scalar_stats": stats, "exp_hist": counts}
+            found.append(Stash(name, kind, tensor_type, dtype, value))
+        return found
 
     def __iter__(self) -> Iterator[Stash]:
         return iter(self.stashes)
@@ -162,10 +160,8 @@ class Tracker:
         return len(self.stashes)
 
 
-def sinks_of(use_wandb: bool) -> list[Sink]:
+def sinks_of(kinds: Sequence[Kind]) -> list[Sink]:
     """The sink that logs `Numerics.Activation/rm2` and so on to the active W&B run."""
-    if not use_wandb:
-        return []
     from sonde.sinks.wandb import WandB
 
-    return [WandB(numerics=True, stats=_STATS)]
+    return [WandB(numerics="only", stats=_STATS, kinds=kinds)]

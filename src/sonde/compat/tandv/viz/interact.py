@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from sonde._errors import SondeWarning
+from sonde._require import require
 from sonde.compat.tandv.track.common import TrainingStats
 from sonde.compat.tandv.viz import plots
 from sonde.compat.tandv.viz.selection import panels
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 Scalars = dict[str, dict[int, float]]
 
+_MOST: Final = 24
 _WITH_STATS: Final = (plots.exp_hist, plots.scalar_line)
 
 
@@ -52,24 +54,32 @@ def interactive(
 
 def _exponents(frame: Frame, scalars: Scalars, options: dict[str, Any]) -> AnyWidget:
     step = options.get("step")
-    (_, rows), *_others = panels(frame, options["layer"], options["tt"], step)
-    meta = rows["metadata"].iloc[0]
-    site = site_of(str(meta["name"]), str(meta["tensor_type"]))
-    return views_of(frame, scalars).exponents(site.path, site.kind, step=step)
+    views, found = views_of(frame, scalars), []
+    for _, rows in panels(frame, options["layer"], options["tt"], step):
+        meta = rows["metadata"].iloc[0]
+        site = site_of(str(meta["name"]), str(meta["tensor_type"]))
+        found.append(views.exponents(site.name, step=step))
+    return _stacked(found)
 
 
 def _lines(frame: Frame, scalars: Scalars, options: dict[str, Any]) -> AnyWidget:
-    """Each statistic of each layer is a scalar of the run, to be chosen in the widget."""
+    """Each statistic of each layer is a scalar of the run, to be chosen in the widget, too."""
     chosen: Scalars = {}
     layer, tt = options["layer"], options["tt"]
     for key, rows in panels(frame, layer, tt):
-        steps = rows["metadata", "step"]
+        steps = rows["metadata", "step"].to_numpy()
         own = layer if isinstance(layer, str) else key
         title = own if isinstance(tt, str) else f"{own}/{key}"
         for metric in metrics_of(frame, options.get("scalar_metric")):
-            values = rows["scalar_stats", metric].astype(float).groupby(steps.to_numpy()).mean()
+            values = rows["scalar_stats", metric].astype(float).groupby(steps).mean()
             chosen[f"{title}/{metric}"] = values.to_dict()
-    return views_of(frame, {**scalars, **chosen}).lines(next(iter(chosen)))
+    views = views_of(frame, {**scalars, **chosen})
+    return _stacked([views.lines(name) for name in list(chosen)[:_MOST]])
+
+
+def _stacked(found: list[AnyWidget]) -> AnyWidget:
+    """One widget, or several one below the other."""
+    return found[0] if len(found) == 1 else require("ipywidgets", extra="notebook").VBox(found)
 
 
 def _heatmap(frame: Frame, scalars: Scalars, options: dict[str, Any]) -> AnyWidget:
@@ -77,7 +87,7 @@ def _heatmap(frame: Frame, scalars: Scalars, options: dict[str, Any]) -> AnyWidg
     rows = rows_of(frame, None, options["tt"], every=int(options.get("inc", 1)))
     meta = rows["metadata"].iloc[0]
     site = site_of(str(meta["name"]), str(meta["tensor_type"]))
-    return views_of(rows, scalars).heatmap(site.kind, _STATS.get(metric, metric))
+    return views_of(rows, scalars).heatmap(site.kind, metric)
 
 
 _SHOWN: Final[dict[Callable[..., object], Callable[..., AnyWidget]]] = {
@@ -85,7 +95,6 @@ _SHOWN: Final[dict[Callable[..., object], Callable[..., AnyWidget]]] = {
     plots.scalar_line: _lines,
     plots.scalar_global_heatmap: _heatmap,
 }
-_STATS: Final = {"mean_abs": "abs_mean"}
 
 
 def _losses(stats: TrainingStats | Mapping[str, Any] | None) -> Scalars:
