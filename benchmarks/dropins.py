@@ -7,7 +7,7 @@ The transformer of the demo at width 128, four blocks, 8 x 128 tokens. Without a
 original and with the drop-in it is trained on a copy of its own; they take turns, a block of steps
 each. `ratio` is the step over the plain one; `added` what the original adds over what the drop-in
 adds: above 1 the drop-in is cheaper. A tool that cannot be imported has no numbers of its own.
-Processor time of the whole process, threads of the tools included.
+Times are those on the clock; `cpu` is the same ratio of processor time, threads of tools included.
 
 To add a tool, write a function `(package, model) -> step` and put it into `WORK`.
 """
@@ -193,6 +193,7 @@ class Contender:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.around = attach(self.model)
         self.times: list[float] = []
+        self.cpu_times: list[float] = []
         self.step = 0
 
     def block(self, tokens: torch.Tensor, targets: torch.Tensor, steps: int) -> None:
@@ -204,11 +205,12 @@ class Contender:
             self.optimizer.step()
             self.optimizer.zero_grad()
 
-        began = time.process_time()
+        began, began_cpu = time.perf_counter(), time.process_time()
         for _ in range(steps):
             self.around(self.step, passes, update)
             self.step += 1
-        self.times.append((time.process_time() - began) / steps)
+        self.times.append((time.perf_counter() - began) / steps)
+        self.cpu_times.append((time.process_time() - began_cpu) / steps)
 
 
 def original(name: str) -> ModuleType | None:
@@ -241,7 +243,10 @@ def measure(work: str, rounds: int, block: int) -> dict[str, object]:
         own = times.get(name)
         found[f"{name}_ms"] = "" if own is None else _ms(own)
         found[f"{name}_ratio"] = "" if own is None else _ratio(own, base)
+        found[f"{name}_cpu"] = ""
         if own is not None:
+            cpu = contenders[name].cpu_times[1:]
+            found[f"{name}_cpu"] = _ratio(cpu, contenders["plain"].cpu_times[1:])
             added[name] = statistics.median(a - b for a, b in zip(own, base, strict=True))
     is_known = "original" in added and added["drop_in"] > 0
     found["added"] = round(added["original"] / added["drop_in"], 2) if is_known else ""

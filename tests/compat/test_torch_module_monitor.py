@@ -481,6 +481,18 @@ def test_a_module_that_is_called_twice_is_compared_call_by_call():
     assert found["activation_difference/layer/distance"] == pytest.approx(expected)
 
 
+def test_a_reference_of_which_only_parameters_are_compared_is_not_called(model):
+    reference = copy.deepcopy(model)
+    calls = []
+    reference.register_forward_hook(lambda *_: calls.append(1))
+    monitor = monitored(model)
+    monitor.set_reference_module(reference)
+    monitor.add_parameter_difference_metric("distance", torch.dist)
+    found = step_of(monitor, lambda: model(torch.ones(1, 3)), monitor.monitor_parameters)
+    assert found["parameter_difference/0.weight/distance"] == 0
+    assert calls == []
+
+
 def test_a_copy_made_after_set_module_does_not_mix_its_activations_in(model):
     monitor = monitored(model)
     monitor.add_activation_metric("mean", torch.mean)

@@ -75,6 +75,11 @@ class MetricMatches:
             for m in self.metrics
         )
 
+    @property
+    def compares_outputs(self) -> bool:
+        """Whether a metric compares what any module returns."""
+        return any(m.against is not None and m.kinds == ("output",) for m in self.metrics)
+
     def module(self, path: str) -> nn.Module | None:
         """The module there, if it lives."""
         structure = self._structure()
