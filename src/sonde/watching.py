@@ -75,9 +75,8 @@ def watch(
         every: Record every n-th step; or a function of the step; or windows
             `[(0, 100), (1000, 2000, 10)]`. May be changed later through `watch.every`.
         log: Kinds, or a preset: `default`, `activations`, `gradients`, `parameters` or `all`.
-        dir: Folder of runs.
-        name: Name of the run, a new folder in `dir`; by default `SONDE_RUN`, or the time and random
-            characters, the same on all ranks.
+        dir: Folder of runs, or its URL in an object store: see docs/ranks.md.
+        name: Of the run, a folder in `dir`; by default `SONDE_RUN`, or time and random characters.
         include: What to record: globs on paths, `re:` regular expressions, module types, a function
             `(path, module) -> bool`, or several of these. Parameters follow their module, or go by
             their own full name.
@@ -96,8 +95,7 @@ def watch(
         world_size: How many processes train together; by default what the launcher says, or 1.
         flush_s: What is recorded is safe on disk after this many seconds.
         reference: A model to compare with, or `"init"`: see `Watch.set_reference`.
-        overhead_budget: Leave out due steps, so that the hooks take at most this share of the time:
-            0.02 for 2 %. How many were left out is in the run.
+        overhead_budget: Leave out due steps, so that hooks take at most this share of the time.
         hyperparameters: Record settings of each parameter group (learning rate, betas, ...), the
             norm of all gradients and a gradient scaler's scale, as scalars.
         final_parameters: Record the parameters once more at the end, as phase `final`.
@@ -121,8 +119,7 @@ def watch(
         final_parameters=final_parameters,
         world_size=launch.world_size,
     )
-    named, others = check_sinks(sinks)
-    schedule = schedule_of(every)
+    schedule, (named, others) = schedule_of(every), check_sinks(sinks)
     budget = None if overhead_budget is None else Budget(schedule, overhead_budget)
     prepared = backend_of(model).prepare(model, optimizer, plan)
     described |= {
@@ -133,7 +130,9 @@ def watch(
     if name is None and not resume:
         name = run_name(launch, new_name, prepared.agree, voice.warn)
     updates = prepared.updates
-    place = place_run(Path(dir), name, launch.restarts, resume=resume, step=step, updates=updates)
+    place = place_run(
+        dir, name, launch.restarts, voice.warn, resume=resume, step=step, updates=updates
+    )
     described["began"] = {"step": place.step, "updates": updates or 0}
     drain = Drain()
     session = prepared.start(budget or schedule, drain, place.step)
@@ -149,6 +148,7 @@ def watch(
             world_size=launch.world_size,
             launch=together(launch, prepared.agree, new_name),
             config={"watch": described, "user": config},
+            upload_to=place.url,
             flush_s=flush_s,
             on_problem=voice.warn,
         )
@@ -239,7 +239,7 @@ class Watch(ByHandWatch):
 
     @property
     def path(self) -> Path | None:
-        """The run directory; None when Sonde is off."""
+        """The run directory, on this machine; None when Sonde is off."""
         return None if self._writer is None else Path(self._writer.path)
 
     @property

@@ -36,7 +36,12 @@ class ListedRow(TypedDict):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", nargs="?", default="runs", help="where to look (default: runs)")
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        default="runs",
+        help="where to look: a folder or its URL (default: runs)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -44,10 +49,15 @@ def run(arguments: argparse.Namespace) -> int:
     from sonde._errors import RunError
     from sonde.cli import _text
     from sonde.store import locations
+    from sonde.store.remote import caches, mirror
+    from sonde.store.remote.objects import is_url
 
-    if not os.path.isdir(arguments.folder):
-        raise RunError(f"There is no folder `{arguments.folder}`.")
-    rows = [_row_or_problem(found) for found in locations.find_runs(arguments.folder)]
+    folder, sizes = arguments.folder, {}
+    if is_url(folder):
+        folder, sizes = str(caches.mirror(folder)), mirror.refresh_folder(folder)
+    elif not os.path.isdir(folder):
+        raise RunError(f"There is no folder `{folder}`.")
+    rows = [_row_or_problem(found, sizes) for found in locations.find_runs(folder)]
     if arguments.json:
         _text.print_json(rows)
     elif rows:
@@ -57,10 +67,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if any(row["problem"] for row in rows) else 0
 
 
-def _row_or_problem(found: FoundRun) -> ListedRow:
+def _row_or_problem(found: FoundRun, sizes: Mapping[str, int]) -> ListedRow:
     """A run that is wrong in a way that nothing foresees is listed too, and hides no other."""
     try:
-        return _row(found)
+        return _row(found, sizes.get(found.name))
     except Exception as error:
         return {
             "name": found.name,
@@ -78,7 +88,7 @@ def _row_or_problem(found: FoundRun) -> ListedRow:
         }
 
 
-def _row(found: FoundRun) -> ListedRow:
+def _row(found: FoundRun, size_bytes: int | None) -> ListedRow:
     """What can be told without opening a segment; of a run that crashed, what can be read."""
     from sonde.store import attempts
 
@@ -103,7 +113,7 @@ def _row(found: FoundRun) -> ListedRow:
         "ranks": len({attempt.rank for attempt in records}),
         "world_size": attempts.world_size(attempts.last_of_ranks(records)),
         "crashed_ranks": _crashed(attempts.last_of_ranks(records)),
-        "size_bytes": _size(found.path),
+        "size_bytes": _size(found.path) if size_bytes is None else size_bytes,
         "problem": problem,
     }
 

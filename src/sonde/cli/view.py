@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         nargs="?",
         default="runs",
-        help="of runs, a run, or a file with a LogFrame (default: runs)",
+        help="of runs, a run, a URL of either, or a file with a LogFrame (default: runs)",
     )
     parser.add_argument(
         "--port", type=int, default=7007, help="where to listen (default: 7007, or one of the next)"
@@ -58,6 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from sonde._errors import SondeError
+    from sonde.store.remote import mirror
+    from sonde.store.remote.objects import is_url, shown
 
     is_loopback = _is_loopback(arguments.host)
     if arguments.no_token and not is_loopback:
@@ -70,6 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
     if os.path.isfile(arguments.folder):
         return _view_logframe(arguments)
     _load(arguments.load)
+    if is_url(arguments.folder):
+        with mirror.followed(arguments.folder) as folder:
+            arguments.folder = shown(arguments.folder)
+            return _serve(arguments, folder, is_loopback=is_loopback)
     return _serve(arguments, os.path.abspath(arguments.folder), is_loopback=is_loopback)
 
 

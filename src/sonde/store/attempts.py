@@ -24,7 +24,7 @@ _CLOCKS_DIFFER_NS: Final = 60 * 10**9
 
 Status = Literal["live", "finished", "failed", "crashed"]
 
-_FILE: Final = re.compile(r"r(\d{5,9})\.a(\d{4,9})-([0-9a-f]{4})(\.hb|\.end)?\.json")
+FILE_NAME: Final = re.compile(r"r(\d{5,9})\.a(\d{4,9})-([0-9a-f]{4})(\.hb|\.end)?\.json")
 _PARTS: Final = {None: "start", ".hb": "heartbeat", ".end": "end"}
 
 
@@ -210,7 +210,7 @@ def _listed(root: str, problems: dict[str, str]) -> dict[str, tuple[Attempt, str
         if len(found) >= limits.RANK_FILES:
             problems[FOLDER] = f"has more than {limits.RANK_FILES} files; the rest is not read"
             break
-        match = _FILE.fullmatch(name)
+        match = FILE_NAME.fullmatch(name)
         if match:
             attempt = Attempt(int(match[1]), int(match[2]), match[3])
             found[name] = (attempt, _PARTS[match[4]])

@@ -40,7 +40,9 @@ class FoundRun:
         return os.path.basename(self.path)
 
 
-def create(files: Files, path: str, config: Mapping[str, object]) -> Document:
+def create(
+    files: Files, path: str, config: Mapping[str, object], run_id: str | None = None
+) -> Document:
     """Make the directory a run, or join the run that it already is. Returns its `run.json`."""
     root = os.path.abspath(path)
     _refuse_precious(root)
@@ -50,7 +52,7 @@ def create(files: Files, path: str, config: Mapping[str, object]) -> Document:
         now_ns = time.time_ns()
         about = {
             "format_version": FORMAT_VERSION,
-            "run_id": uuid.uuid4().hex,
+            "run_id": run_id or uuid.uuid4().hex,
             "created_ns": now_ns,
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now_ns / 1e9)),
             "config": dict(config),

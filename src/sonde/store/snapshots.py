@@ -21,6 +21,8 @@ from sonde.store import segments
 from sonde.store.attempts import AttemptReader, AttemptRecord
 from sonde.store.documents import DamagedError
 from sonde.store.listing import Candidate, Damage, Stamp, list_segments
+from sonde.store.locations import RUN_FILE
+from sonde.store.remote.mirror import mirror_of
 from sonde.store.schemas import TABLES, Table
 from sonde.store.segments import Attempt, Segment
 
@@ -67,9 +69,15 @@ class SnapshotTaker:
         self._attempts = AttemptReader(root, run_id=run_id)
         self._verdicts: dict[tuple[str, Stamp], Segment | DamagedError] = {}
         self._believed: frozenset[Damage] = frozenset()
+        self._mirror = mirror_of(root)
 
     def take(self) -> Snapshot:
-        """What is on disk now. Sees every segment that had its name when this was called."""
+        """What is on disk now. Sees every segment that had its name when this was called.
+
+        Of a run in an object store, the copy here is brought up to date first.
+        """
+        if self._mirror is not None:
+            self._mirror.refresh()
         seen = 0
         for _ in range(_RETAKES):
             try:
@@ -95,6 +103,8 @@ class SnapshotTaker:
         # Heartbeats first: every segment they speak of must then be found.
         attempts, problems = self._attempts.read()
         findings = _Findings([Damage(file, problem) for file, problem in problems.items()])
+        if self._mirror is not None and self._mirror.problem:
+            findings.damages.append(Damage(RUN_FILE, self._mirror.problem))
         chosen = {}
         fresh: dict[tuple[str, Stamp], Segment | DamagedError] = {}
         try:

@@ -35,6 +35,7 @@ from sonde.store.reading.frames import Frame
 from sonde.store.reading.info import RunInfo, describe
 from sonde.store.reading.selection import Selection, Steps
 from sonde.store.reading.sketch_rows import Key
+from sonde.store.remote import mirror
 from sonde.store.schemas import GRAPH, SITES, TRACES
 from sonde.store.snapshots import Snapshot, SnapshotTaker
 from sonde.store.sql.inquiry import Inquiry, careful
@@ -50,7 +51,7 @@ def open_run(
     """Open a run for reading.
 
     Args:
-        path: The run directory; `<folder>/latest` is the newest run in the folder.
+        path: The run directory, or its URL; `<folder>/latest` is the newest run in the folder.
         frame: "pandas", "polars" or "arrow": what tables come as. By default pandas if it is
             installed.
         locked: For SQL from someone else: it can read this run and nothing else.
@@ -60,7 +61,7 @@ def open_run(
         RunError: There is no run there, or a newer Sonde wrote it.
     """
     added.load()
-    return Run(locations.resolve(path), frame=frame, locked=locked, limits=limits)
+    return Run(locations.resolve(mirror.local(path)), frame=frame, locked=locked, limits=limits)
 
 
 class SketchKey(TypedDict, total=False):
@@ -145,8 +146,7 @@ class Run(Accessors):
 
     @property
     def damaged(self) -> list[Damage]:
-        """Files that cannot be trusted, and segments and traced values that are gone. All else is
-        read."""
+        """Files that cannot be trusted, and segments and traced values that are gone."""
         snapshot = self._look()
         found = list(snapshot.damages)
         if snapshot.segments[TRACES.name]:

@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from sonde._errors import SondeError
 from sonde.store.locations import RUN_FILE, check_name
+from sonde.store.remote.objects import below, is_url
+from sonde.store.writing.spooling import spool_for
 
 
 class Placement(NamedTuple):
     """A run directory, its first step, and whether that is a guess: after the last record.
-    `is_resumed`: the run is there, and goes on."""
+    `is_resumed`: the run is there, and goes on. `url`: where it is uploaded to."""
 
     path: Path
     step: int
     is_guess: bool = False
     is_resumed: bool = False
+    url: str | None = None
 
 
 def place_run(
-    folder: Path,
+    folder: str | os.PathLike[str],
     name: str | None,
     restarts: int = 0,
+    warn: Callable[[str], None] = lambda _: None,
     *,
     resume: bool,
     step: int | None,
@@ -40,9 +44,14 @@ def place_run(
     """
     if step is not None and step < 0:
         raise SondeError(f"`step` must be 0 or more, got {step}.")
-    folder = Path(os.path.abspath(folder.expanduser()))
     if name is not None:
         name = check_name(name, resume=resume)
+    if is_url(folder):
+        url = str(folder)
+        spool = spool_for(url, name, warn, resume=resume)
+        made = place_run(spool, name, restarts, resume=resume, step=step, updates=updates)
+        return made._replace(url=below(url, made.path.name))
+    folder = Path(os.path.abspath(os.path.expanduser(folder)))
     goes_on = bool(restarts and name is not None and (folder / name / RUN_FILE).is_file())
     if not (resume or goes_on):
         return Placement(folder / (name or new_name()), step or 0)

@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final, Self
 
 from sonde import _endings
@@ -28,12 +28,14 @@ from sonde._signals import Gate, pass_on
 from sonde.record import Event, GraphPart, NumberBatch, SiteInfo, SketchBatch
 from sonde.store import attempts, home, locations
 from sonde.store.files import Files, LocalFiles
+from sonde.store.remote.upload import Uploader, UploadState
 from sonde.store.row_builder import graph_rows, size_bytes
 from sonde.store.segments import Attempt
 from sonde.store.tensors import TracedValue
 from sonde.store.writing import claims
 from sonde.store.writing.inbox import FLUSH_BYTES, Inbox
 from sonde.store.writing.publisher import Publisher, Taken
+from sonde.store.writing.spooling import run_id_at
 
 _FLUSH_AT: Final = 0.75
 """Share of `flush_s` after which a flush begins, so that it has ended when `flush_s` is over."""
@@ -81,6 +83,7 @@ class Writer:
         world_size: int = 1,
         launch: str | None = None,
         config: Mapping[str, object] | None = None,
+        upload_to: str | None = None,
         resume_from_step: int | None = None,
         flush_s: float = 2.0,
         heartbeat_s: float = 5.0,
@@ -99,6 +102,7 @@ class Writer:
                 restart.
             config: Kept in `run.json` by whoever comes first. What JSON cannot hold is kept as
             repr.
+            upload_to: The URL in an object store to which the run is copied while it is written.
             resume_from_step: Required to go on in a run that this rank has written before: from
             this
                 step on the new records replace the older ones at reading. 0 replaces all.
@@ -116,7 +120,8 @@ class Writer:
         _check_arguments(rank, world_size, flush_s, resume_from_step)
         self._files = files or LocalFiles()
         self.path = os.path.abspath(os.path.expanduser(os.fspath(path)))
-        about = locations.create(self._files, self.path, config or {})
+        run_id = None if upload_to is None else run_id_at(upload_to)
+        about = locations.create(self._files, self.path, config or {}, run_id)
         self.run_id = str(about["run_id"])
         facts: dict[str, object] = {
             "run_id": self.run_id,
@@ -145,6 +150,13 @@ class Writer:
         )
         self._thread = threading.Thread(target=self._run, name="sonde-writer", daemon=True)
         self._thread.start()
+        self._uploader: Uploader | None = None
+        if upload_to is not None:
+            self._uploader = Uploader(
+                self.path, upload_to, rank=rank, tell=self.report, on_state=self._note_upload
+            )
+            self._note_upload(self._uploader.state)
+            self._uploader.start()
         atexit.register(self._at_exit)
 
     # -- taking records: called by the training side --------------------------------------------
@@ -210,6 +222,11 @@ class Writer:
         if self._is_ours():
             self._keeper.set_info(info)
 
+    def report(self, code: str, message: str) -> None:
+        """Note a problem, once per code: in the run, and to its owner."""
+        if self._is_ours():
+            self._keeper.report(code, message)
+
     # -- control --------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float = 10.0) -> bool:
@@ -238,6 +255,8 @@ class Writer:
             self._keeper.report(
                 "close_timeout", f"The disk did not take the last records within {timeout_s:.0f} s."
             )
+        if self._uploader is not None:
+            self._uploader.close(timeout_s)
         atexit.unregister(self._at_exit)
 
     @property
@@ -272,6 +291,9 @@ class Writer:
         self.close(_endings.of_error(error))
 
     # -- inside ---------------------------------------------------------------------------------
+
+    def _note_upload(self, state: UploadState) -> None:
+        self._keeper.set_info({"upload": asdict(state)})
 
     def _is_ours(self) -> bool:
         """False in a forked child: the thread, the files and the run belong to the parent."""
