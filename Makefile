@@ -104,7 +104,7 @@ matrix: $(VENV)/ready ## run the tests of capture with torch 2.11, 2.13 and the 
 soak: $(VENV)/ready ## train, kill, resume, trace, view and compact for MINUTES (10); fails if anything is lost or grows
 	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) $(ARGS)
 
-# Packages of the system that tests need: a browser. $CHROMIUM names one that is not on the path.
+# Packages of the system that tests need: a browser, and Java for Spark. $CHROMIUM names one that is not on the path.
 system:
 	@for browser in "$$CHROMIUM" $(BROWSERS); do \
 		command -v "$$browser" >/dev/null 2>&1 && exit 0; done; \
@@ -114,6 +114,12 @@ system:
 		$$root apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null \
 		|| echo "Chromium could not be installed, so the tests of the page will fail. Install it," \
 			"or name a browser that is there: CHROMIUM=/path/to/chrome make test"
+	@command -v java >/dev/null 2>&1 && exit 0; \
+	if [ "$$(id -u)" = 0 ]; then root=; else root="sudo -n"; fi; \
+	echo "No Java was found; installing it for the test of queries with Spark."; \
+	$$root apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+		$$root apt-get install -y -qq --no-install-recommends default-jre-headless >/dev/null \
+		|| echo "Java could not be installed, so the test of queries with Spark will fail."
 
 clean: ## remove what the other targets have made, not the runs
 	rm -rf $(VENV) build web/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,6 +1,7 @@
 """Readers count every part of a tensor once, and say what ranks are missing or differ."""
 
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -262,3 +263,46 @@ def test_the_queries_for_polars_agree_with_the_run(laid_out, monkeypatch):
     names = {}
     exec(examples("import polars"), names)
     close(names["merged"].rows(), expected(sonde.open("my-run")))
+
+
+def medians(run):
+    rows = run.stats(stat="p50", frame="arrow").to_pylist()
+    return sorted((row["step"], row["name"], row["p50"]) for row in rows)
+
+
+def test_the_queries_for_spark_agree_with_the_run(laid_out, monkeypatch):
+    monkeypatch.chdir(laid_out)
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    from pyspark.sql import SparkSession
+
+    plain = {
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "1",
+        "spark.driver.memory": "512m",
+    }
+    spark = SparkSession.builder.master("local[1]").config(map=plain).getOrCreate()
+    names = {"__name__": "__main__"}
+    try:
+        exec(examples("import SparkSession"), names)
+    finally:
+        spark.stop()
+    run = sonde.open("my-run")
+    close([tuple(row) for row in names["stats"]], expected(run))
+    bins = run.sql("select step, name, bin, count from bins order by all", frame="arrow")
+    assert [tuple(row) for row in names["bins"]] == [tuple(r.values()) for r in bins.to_pylist()]
+    assert [tuple(row) for row in names["p50"]] == medians(run)
+
+
+def test_the_queries_for_dask_agree_with_the_run(laid_out, monkeypatch):
+    monkeypatch.chdir(laid_out)
+    names = {"__name__": "__main__"}
+    exec(examples("import dask"), names)
+    run = sonde.open("my-run")
+    sums, rms = names["sums"], names["rms"]
+    found = [
+        (*key, row["count"], rms[key], row["min"], row["max"])
+        for key, row in sums.to_dict("index").items()
+    ]
+    close(found, expected(run))
+    assert list(names["p50"].itertuples(index=False, name=None)) == medians(run)
