@@ -100,3 +100,18 @@ def test_recorded_steps_are_told_as_ranges(subject):
 def test_ranges_of_steps_hold_each_step_once(steps):
     found = step_ranges(np.array(steps, np.int64))
     assert [s for r in found for s in range(r.first, r.last + 1, r.every)] == steps
+
+
+def test_ranks_that_differ_or_never_came_are_noticed(tmp_path):
+    for rank in range(2):
+        with Writer(tmp_path / "run", rank=rank, world_size=3) as writer:
+            site = Site("fc", "param", 0, "weight")
+            writer.sites([SiteInfo(0, site, "float32", (8,), "Linear", part=0, parts=1)])
+            columns = concatenate([sketch(np.ones(8) + rank).columns()])
+            writer.sketches(SketchBatch(0, "train", np.zeros(1, np.int32), columns))
+    with open_run(tmp_path / "run", frame="arrow") as run:
+        header = asked(OpenedRun(run, "run"), "run")
+    found = {notice.code: notice for notice in header.notices}
+    assert found["ranks"].message == "rank 2 recorded nothing"
+    assert found["drift"].where == "fc/param/weight"
+    assert found["drift"].step == 0

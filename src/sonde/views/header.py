@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from sonde.record import KINDS
 from sonde.sketch import STATISTICS, statistic
+from sonde.store.reading import rank_states
 from sonde.store.reading.info import RunInfo
 from sonde.views.numbers import heat, lines
 from sonde.views.questions import RunQuestion
@@ -177,6 +178,17 @@ def _notices(info: RunInfo) -> tuple[Notice, ...]:
     found = [
         Notice("error", "damaged", shown(d["file"], 300), shown(d["problem"], 300), None, 1)
         for d in info["damaged"]
+    ]
+    found += [
+        Notice("warning", "ranks", "", shown(told, 500), None, 1)
+        for told in rank_states.problems(info["ranks"])
+    ]
+    found += [
+        Notice(
+            *("warning", "drift", shown(d["name"], 300), shown(d["message"], 500)),
+            *(d["step"], d["steps"]),
+        )
+        for d in info["drift"]
     ]
     found += [
         Notice("warning", "dropped", shown(cause, 60), "records were dropped", None, int(n))
