@@ -30,6 +30,14 @@ class Model(nn.Module):
         return {"loss": nn.functional.mse_loss(y, labels), "logits": y}
 
 
+@pytest.fixture(autouse=True)
+def fresh():
+    """Accelerate keeps the precision and device of its first use in a process."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
 @pytest.fixture
 def model():
     torch.manual_seed(0)
