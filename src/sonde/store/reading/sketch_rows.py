@@ -21,6 +21,8 @@ WITHOUT_SUMS: Final = ", ".join((*COUNTS, *EXTREMA, "bin_ids", "bin_counts"))
 
 Key = tuple[object, ...]
 
+_LARGEST_CODE: Final = 2**62
+
 
 D = TypeVar("D", bound=np.generic)
 
@@ -64,7 +66,7 @@ def merge_rows(rows: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Sketch
 
 def merged_parts(rows: pa.Table, columns: Sequence[str]) -> Iterator[tuple[pa.Table, Sketches]]:
     """As `merge_rows`, batch by batch where no two rows are of the same group: without a copy."""
-    if len(_groups(rows, columns)[1]) < rows.num_rows:
+    if len(np.unique(_codes(rows, columns))) < rows.num_rows:
         yield merge_rows(rows, columns)
         return
     for batch in rows.to_batches():
@@ -76,16 +78,25 @@ def _groups(rows: pa.Table, columns: Sequence[str]) -> tuple[NDArray[np.int64], 
     """For each row the number of its group, and of each group the first row."""
     if not columns:
         return np.zeros(rows.num_rows, np.int64), np.zeros(1, np.int64)
-    combined = np.zeros(rows.num_rows, np.int64)
-    for column in columns:
-        encoded = _whole(rows, column).combine_chunks().dictionary_encode()
-        codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        combined = combined * max(len(encoded.dictionary), 1) + codes
-        _, combined = np.unique(combined, return_inverse=True)
-    _, first, groups = np.unique(combined, return_index=True, return_inverse=True)
+    codes = _codes(rows, columns)
+    _, first, groups = np.unique(codes, return_index=True, return_inverse=True)
     rank = np.empty(len(first), np.int64)
     rank[np.argsort(first)] = np.arange(len(first))
     return rank[groups], np.sort(first)
+
+
+def _codes(rows: pa.Table, columns: Sequence[str]) -> NDArray[np.int64]:
+    """A number for each row: the same for two rows where their columns hold the same."""
+    combined, size = np.zeros(rows.num_rows, np.int64), 1
+    for column in columns:
+        encoded = _whole(rows, column).combine_chunks().dictionary_encode()
+        known = max(len(encoded.dictionary), 1)
+        if size > _LARGEST_CODE // known:
+            found, combined = np.unique(combined, return_inverse=True)
+            size = len(found)
+        combined = combined * known + encoded.indices.to_numpy(zero_copy_only=False)
+        size *= known
+    return combined
 
 
 def _whole(rows: pa.Table, column: str) -> pa.ChunkedArray:
