@@ -3,6 +3,7 @@
 import copy
 import gc
 import io
+import itertools
 import os
 import pickle
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import textwrap
 import threading
 import weakref
+from collections import Counter
 from itertools import pairwise
 
 import psutil
@@ -326,12 +328,36 @@ def test_a_thousand_sessions_leave_nothing(model, optimizer):
 
 
 def test_many_watches_leave_nothing(model, optimizer, tmp_path):
+    names = (f"run-{i}" for i in itertools.count())
+
     def attach_and_detach(n):
-        for i in range(n // 10):
-            with sonde.watch(model, optimizer, dir=tmp_path, name=f"{n}-{i}", log="all"):
+        for _ in range(n // 10):
+            with sonde.watch(model, optimizer, dir=tmp_path, name=next(names), log="all"):
                 pass
 
     assert_nothing_is_left(model, optimizer, attach_and_detach)
+
+
+def test_a_watch_that_is_closed_holds_nothing_for_each_module(tmp_path):
+    """Its user may keep it; and what is garbage then may stay, if nothing collects it."""
+    parts = [nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(100)]
+    model = nn.Sequential(*parts)
+    optimizer = torch.optim.Adam(model.parameters())
+    before = {id(o) for o in gc.get_objects()}
+    watch = sonde.watch(model, optimizer, dir=tmp_path, log="all", every=1)
+    for _ in range(3):
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+    gc.collect()
+    gc.disable()
+    try:
+        watch.close()
+        left = [o for o in gc.get_objects() if id(o) not in before]
+        ours = Counter(type(o) for o in left if str(type(o).__module__).startswith("sonde"))
+    finally:
+        gc.enable()
+    assert max(ours.values()) < 20
+    assert len(watch.metrics(stats="rms")) > 1000
 
 
 def test_a_model_is_not_kept_alive_by_being_watched(watching):

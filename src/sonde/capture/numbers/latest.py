@@ -5,10 +5,12 @@ A sink that keeps of each sketch what it knows without its bins, about a hundred
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sonde._errors import SondeError
 from sonde.capture.norms import NAMES
@@ -30,7 +32,8 @@ class Latest:
 
     def __init__(self) -> None:
         self._sites: dict[int, Site] = {}
-        self._last: tuple[int, list[int], Sketches] | None = None
+        self._closed_sites: str | None = None
+        self._last: tuple[int, NDArray[np.int32], Sketches] | None = None
         self._norms: Recent[str, float] = Recent(steps=_STEPS)
 
     @property
@@ -47,7 +50,7 @@ class Latest:
         if self._last is None:
             return {}
         _, ids, sketches = self._last
-        sites = [self._sites[i] for i in ids]
+        sites = self._sites_of(ids)
         rows = [i for i, site in enumerate(sites) if site.stage == FINAL and pick(site)]
         found: dict[str, float] = {}
         for name in asked:
@@ -61,7 +64,7 @@ class Latest:
         self._sites.update((info.id, info.site) for info in infos)
 
     def sketches(self, batch: SketchBatch) -> None:
-        if batch.phase == "train":
+        if batch.phase == "train" and self._closed_sites is None:
             s, n = batch.sketches, len(batch.ids)
             kept = Sketches(
                 s.counts.copy(),
@@ -71,7 +74,7 @@ class Latest:
                 np.empty(0, np.int16),
                 np.empty(0, np.int64),
             )
-            self._last = (batch.step, batch.ids.tolist(), kept)
+            self._last = (batch.step, batch.ids.copy(), kept)
 
     def numbers(self, batch: NumberBatch) -> None:
         for name, value in zip(batch.names, batch.values, strict=True):
@@ -82,7 +85,17 @@ class Latest:
         """Of no use here."""
 
     def close(self, reason: str) -> None:
-        """There is nothing to let go of."""
+        """Keep the sites as one text. An object for each would hold ten times the memory for as
+        long as the user holds the watch."""
+        ids = self._last[1] if self._last is not None else np.empty(0, np.int32)
+        parts = [(s.module, s.kind, s.call, s.slot) for s in self._sites_of(ids)]
+        self._closed_sites = json.dumps(parts)
+        self._sites = {}
+
+    def _sites_of(self, ids: NDArray[np.int32]) -> list[Site]:
+        if self._closed_sites is not None:
+            return [Site(*parts) for parts in json.loads(self._closed_sites)]
+        return [self._sites[i] for i in ids.tolist()]
 
 
 def check_stats(stats: str | Sequence[str] | None) -> list[str]:

@@ -32,6 +32,10 @@ class Facts:
         self._parameters: dict[tuple[str, str], ref[nn.Parameter]] = {}
         self._dropouts: dict[str, ref[nn.Module]] = {}
 
+    def forget(self) -> None:
+        """Let go of all that is known of the model."""
+        self._parameters, self._dropouts = {}, {}
+
     def of(self, site: Site) -> SiteFact:
         """The facts of a site, as they are now."""
         structure = self._structure

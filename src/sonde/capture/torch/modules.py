@@ -161,7 +161,7 @@ class WatchedModules:
         hooks.mind_no_more(self._owner)
         for tap in self._taps.values():
             take_off(tap, self._number, for_good=True)
-            tap.forget_code()
+            tap.forget()
         for _, known in self._structure.modules:  # a scan may have been interrupted
             module = known()
             if module is not None:

@@ -80,7 +80,8 @@ class TorchSession:
         drain: Drain,
         undo: ExitStack,
     ) -> None:
-        self.capture.recorder.facts = Facts(self.capture.structure, self.capture.layout)
+        self._facts = Facts(self.capture.structure, self.capture.layout)
+        self.capture.recorder.facts = self._facts
         self.observer = Observer(self.capture)
         undo.callback(self.observer.close)
         self.has_optimizer = self.capture.silence.has_optimizer = bool(optimizers)
@@ -329,6 +330,7 @@ class TorchSession:
             patches.forget(self._hyperparameters)
             self._hyperparameters.close()
         self.capture.close()
+        self._facts.forget()
         self.observer.close()
 
 

@@ -196,6 +196,14 @@ class Tap:
         self.keys.clear()
         self.fixed_keys.clear()
 
+    def forget(self) -> None:
+        """Let go of all that was seen of this module. Spots, rows and native paths hold each other,
+        and would stay until the garbage is collected."""
+        self.forget_code()
+        self.spots.clear()
+        self.outputs.clear()
+        self.lane = None
+
     def switch_off(self) -> None:
         """Record nothing of this module any more."""
         self.selected = False

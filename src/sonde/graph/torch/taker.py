@@ -170,6 +170,8 @@ class GraphTaker:
         except Exception as error:
             self._fail(error)
         self._is_off = True
+        self._kinds.clear()
+        self._modules.clear()
 
     # -- which passes --------------------------------------------------------------------------
 
