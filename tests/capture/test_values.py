@@ -388,7 +388,8 @@ def test_more_calls_than_the_limit_are_counted_as_skipped(watching):
     assert {n for n in memory.at(0) if n.startswith("fc")} == {
         f"fc{c}/{kind}/0" for c in ("", "#1", "#2") for kind in ("output", "output_grad")
     }
-    assert memory.counted("skipped") == {("fc", "more than max_calls=3 calls per pass"): 4}
+    text = "more than 3 calls in a pass; the first 3 are kept. Raise `max_calls` to keep more"
+    assert memory.counted("skipped") == {("fc", text): 4}
 
 
 def test_more_tensors_than_the_limit_are_counted_as_skipped(watching):

@@ -29,7 +29,7 @@ from sonde.capture.numbers.scalars import RecentScalars, Scalars, renumber
 from sonde.capture.phases import Phases, is_training
 from sonde.capture.plan import Every, Plan, Schedule
 from sonde.capture.steps import HookWork, WatchEvent
-from sonde.capture.troubles import Troubles
+from sonde.capture.troubles import TOO_MANY_CALLS, Troubles
 from sonde.record import PARAMETER_KINDS, Kind, RecordSink, Site
 
 
@@ -338,7 +338,7 @@ class ArraySession:
         if site.kind not in plan.kinds:
             return False
         if site.call >= plan.max_calls:
-            self.troubles.skip(site.module or ".", f"more than max_calls={plan.max_calls} calls")
+            self.troubles.skip(site.module or ".", TOO_MANY_CALLS.format(plan.max_calls))
             return False
         if site.kind in PARAMETER_KINDS:
             return plan.wants_parameter(site.module, site.path, owner)

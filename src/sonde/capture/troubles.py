@@ -13,6 +13,11 @@ from sonde.record import Event, Level
 _LOG: Final = logging.getLogger("sonde")
 _SAID: Final[set[str]] = set()
 
+TOO_MANY_CALLS: Final = (
+    "more than {0} calls in a pass; the first {0} are kept. Raise `max_calls` to keep more"
+)
+"""Why a call was skipped; with the limit."""
+
 
 class Troubles:
     """Counts by place and reason. The first of each is told at once, the others at the end."""

@@ -69,7 +69,7 @@ def _facts(info: RunInfo) -> Group:
     )
     volume = f"{plural(info['records'], 'sketch').replace('sketchs', 'sketches')}, "
     volume += f"{plural(info['numbers'], 'number')}, {_text.bytes_text(info['size_bytes'])}"
-    lines = [("saw", f"{seen} · {volume}"), ("started", _started(info))]
+    lines = [("recorded", f"{seen} · {volume}"), ("started", _started(info))]
     lines.append(("versions", ", ".join(f"{k} {v}" for k, v in info["versions"].items())))
     lines += _settings(info["config"])
     if info["overhead"] is not None:

@@ -25,7 +25,7 @@ from sonde.capture.torch.hooks import MAX_SLOTS, hook_gradient
 from sonde.capture.torch.ranks.placement import RankLayout, TensorPart
 from sonde.capture.torch.rows.recorder import Recorder
 from sonde.capture.torch.tap import Tap, TapKey, TapOwner
-from sonde.capture.troubles import Troubles
+from sonde.capture.troubles import TOO_MANY_CALLS, Troubles
 from sonde.capture.window import NATIVE_PHASE, Spot
 from sonde.record import Kind
 
@@ -230,7 +230,7 @@ class Collector:
         limit = self._owner.plan.max_calls
         if call < limit:
             return False
-        self._troubles.skip(tap.path or ".", f"more than max_calls={limit} calls per pass")
+        self._troubles.skip(tap.path or ".", TOO_MANY_CALLS.format(limit))
         return True
 
 
