@@ -20,4 +20,4 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     yield
     for watch in list(OPEN):
-        watch.close()
+        watch.close(timeout_s=120)  # a busy disk is no fault of the test

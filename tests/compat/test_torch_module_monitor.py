@@ -4,6 +4,8 @@ import copy
 import importlib
 import logging
 import math
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 import sonde
+from sonde.capture.open_watches import OPEN
 from sonde.compat.torch_module_monitor import (
     HooksManager,
     ModuleMonitor,
@@ -189,6 +192,41 @@ def test_a_monitor_that_goes_takes_its_hooks_along(model):
     step_of(monitor, lambda: model(torch.ones(1, 3)))
     del monitor
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+class Dropping:
+    """A sink that drops the last reference to something, in the thread that closing waits for."""
+
+    name = "dropping"
+
+    def __init__(self, held):
+        self._held = held
+        self.has_dropped = threading.Event()
+
+    def numbers(self, _batch):
+        self._held.clear()
+        self.has_dropped.set()
+
+    def sites(self, _infos):
+        """Of no use here."""
+
+    sketches = event = close = sites
+
+
+def test_a_monitor_that_is_collected_in_another_thread_loses_nothing(model):
+    held = []
+    sink = Dropping(held)
+    held.append(monitored(model, sinks=[sink], name="dropped"))
+    held[0].add_activation_metric("mean", torch.mean)
+    held[0].begin_step(0)
+    model(torch.ones(1, 3))
+    held[0].end_step()
+    assert sink.has_dropped.wait(60)
+    while OPEN:
+        time.sleep(0.01)
+    run = sonde.open("runs/dropped")
+    assert run.status == "finished"
+    assert len(run.metrics("mean")) == 4
 
 
 def test_excluded_modules_have_no_activations_and_still_have_parameters(model):

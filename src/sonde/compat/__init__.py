@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -65,6 +67,19 @@ def uninstall() -> None:
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in NAMES and not _is_original(module):
             del sys.modules[name]
+
+
+def close_when_dropped(close: Callable[[], None], thread: int) -> None:
+    """Close something that nothing refers to any more, and that was made in this thread.
+
+    The garbage collector runs in any thread, also in one that closing waits for: then it is closed
+    in a thread of its own. At the end of the interpreter it is closed in any case.
+    """
+    with suppress(Exception):
+        if threading.get_ident() == thread:
+            close()
+        else:
+            threading.Thread(target=close, name="sonde-close", daemon=True).start()
 
 
 class DropInFinder(MetaPathFinder):

@@ -9,6 +9,7 @@ asked for. What differs from the original, and why, is in docs/migration.md.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any, Final, Protocol, Self
 import numpy as np
 from torch import Tensor, nn
 
+from sonde.compat import close_when_dropped
 from sonde.record import Event, NumberBatch, Site, SiteInfo, SketchBatch
 from sonde.sketch import statistic
 from sonde.sketch.histograms import equal_histograms
@@ -102,6 +104,7 @@ class TorchWatcher:
         left_out = dict.fromkeys(("output", "output_grad"), is_left_out)
         options: dict[str, Any] = {**_OPTIONS, "exclude": left_out, **watch_options}
         self._watch = watch(model, every=1, sinks=[self._last], **options)
+        self._thread = threading.get_ident()
         self._blocks = ExitStack()
         with self._watch.paused():
             self._watch.record_parameters("param")  # from now on only when they are asked for
@@ -207,8 +210,8 @@ class TorchWatcher:
         self.close()
 
     def __del__(self) -> None:
-        with suppress(Exception):  # half made, or at the end of the interpreter
-            self.close()
+        with suppress(AttributeError):  # half made
+            close_when_dropped(self._watch.close, self._thread)
 
 
 class _LastSketches:

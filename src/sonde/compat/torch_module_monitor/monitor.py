@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from sonde._errors import SondeError
 from sonde.capture.torch import names
+from sonde.compat import close_when_dropped
 from sonde.compat.torch_module_monitor.mixin import MonitorMixin
 from sonde.compat.torch_module_monitor.storage import Metrics, StorageManager, as_number
 from sonde.metrics.names import ROOT
@@ -135,6 +137,7 @@ class ModuleMonitor:
         self._blocks = ExitStack()
         self._silent = 0
         self._watch = Watch.inert()
+        self._thread = threading.get_ident()
         self._metrics: dict[tuple[str, str], MonitorMetric] = {}
         self._asked: set[tuple[str, str]] = set()
         self._aggregations: dict[str, Aggregation] = {}
@@ -500,8 +503,8 @@ class ModuleMonitor:
         self.close()
 
     def __del__(self) -> None:
-        with suppress(Exception):  # half made, or at the end of the interpreter
-            self.close()
+        with suppress(AttributeError):  # half made
+            close_when_dropped(self._watch.close, self._thread)
 
 
 def _is_parameter(path: str, module: object) -> bool:
