@@ -34,7 +34,8 @@ ELSEWHERE = {
 RUN_HERE = [
     path
     for path in PAGES
-    if path.name not in ELSEWHERE
+    if path.parent.name != "docs"
+    or path.name not in ELSEWHERE
     and any(block.language in ("python", "console") for block in blocks(path))
 ]
 
