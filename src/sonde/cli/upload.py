@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 
-HELP = "upload runs that wait for their object store"
+HELP = "upload a run to its object store"
+GROUP = "Manage"
+EXAMPLES = ("sonde upload runs/first --to s3://bucket/runs/first",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
