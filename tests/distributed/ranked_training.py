@@ -10,6 +10,7 @@ run. `oracle` is the training in one process, with hooks of its own that keep ev
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -59,7 +60,11 @@ def new_model():
     return Net().double()
 
 
-def new_optimizer(model):
+def new_optimizer(model, *, is_spread=False):
+    if is_spread:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        return ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-2)
     return torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
@@ -81,9 +86,10 @@ def loss_of(y, target):
 
 def train(model, optimizer, *, rank=0, ranks=1, clip=False, after=lambda step: None):
     """Train; what each step's loss was, and how many collectives there were."""
-    losses, counts = [], []
+    losses, counts, copies = [], [], []
     for micro in batches(rank, ranks):
         before = collectives()
+        COPIES.clear()
         total = 0.0
         for x, target in micro:
             loss = loss_of(model(x), target) / MICRO
@@ -96,7 +102,23 @@ def train(model, optimizer, *, rank=0, ranks=1, clip=False, after=lambda step: N
         after(len(losses))
         losses.append(total)
         counts.append([b - a for a, b in zip(before, collectives(), strict=True)])
-    return {"losses": losses, "collectives": counts}
+        copies.append(len(COPIES))
+    return {"losses": losses, "collectives": counts, "copies": copies}
+
+
+COPIES = []
+"""Copies to the host by the training thread, since a step began: each would wait for a device."""
+
+
+def count_copies():
+    copy, thread = torch.Tensor.cpu, threading.get_ident()
+
+    def counted(x, *args, **options):
+        if threading.get_ident() == thread:
+            COPIES.append(x.shape)
+        return copy(x, *args, **options)
+
+    torch.Tensor.cpu = counted
 
 
 def collectives():
@@ -172,6 +194,20 @@ def fsdp2(rank, world):
 def hsdp(rank, world):
     mesh = dist.init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
     return sharded(new_model(), mesh), rank, world
+
+
+def fsdp1(rank, world):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(
+        new_model(), use_orig_params=True, device_id=torch.device("cpu")
+    )
+    return model, rank, world
+
+
+def zero(rank, world):
+    """Optimizer state on one rank for each parameter: ZeRO-1."""
+    return ddp(rank, world)
 
 
 def sharded(model, mesh):
@@ -272,7 +308,7 @@ def go_astray(model, rank, step):
 
 
 SCENARIOS = {
-    2: ("ddp", "fsdp2", "tp", "sp", "pp", "unnamed", "drifting"),
+    2: ("ddp", "fsdp2", "fsdp1", "zero", "tp", "sp", "pp", "unnamed", "drifting"),
     4: ("ddp", "fsdp2", "hsdp", "fsdp_tp", "ddp_tp", "uneven"),
 }
 CLIPPED = {"ddp", "fsdp2", "hsdp", "uneven", "unnamed"}
@@ -336,7 +372,7 @@ def scenario(name, folder, *, watched):
     if name == "pp":
         return pipeline(watch, folder)
     model, data_rank, data_ranks = globals()[name](rank, world)
-    optimizer = new_optimizer(model)
+    optimizer = new_optimizer(model, is_spread=name == "zero")
     made = watch(model, optimizer, name)
     own = {"rank": data_rank, "ranks": data_ranks, "clip": name in CLIPPED}
     if name == "drifting":
@@ -419,6 +455,7 @@ def main(folder, names):
     if names[0].startswith("dying"):
         dying(folder, watched=names[0] == "dying_watched")
         return
+    count_copies()
     for name in names:
         plain = scenario(name, folder, watched=False)
         watched = scenario(name, folder, watched=True)

@@ -18,7 +18,7 @@ from sonde.kernels import reference
 SCRIPT = Path(__file__).with_name("ranked_training.py")
 WORLD = "world"
 SCALES = {
-    **dict.fromkeys(("ddp", "fsdp2", "hsdp"), WORLD),
+    **dict.fromkeys(("ddp", "fsdp2", "fsdp1", "hsdp", "zero"), WORLD),
     **dict.fromkeys(("fsdp_tp", "ddp_tp"), 2),
     "pp": MICRO,
 }
@@ -115,7 +115,9 @@ def test_merged_statistics_are_those_of_one_process(name, trained, oracles):
     stage = {"./input/0", "./output/0", "./output_grad/0"} if name == "pp" else set()
     # Ranks add these up inside the optimizer, where nobody sees the sum.
     norms = [n for n in expected[0] if "norm/param_grad" in n] if name == "sp" else []
-    compared, recorded = compare(run, expected, scale, {*stage, *norms})
+    # The optimizer inside that of ZeRO has the state, and is not watched.
+    state = [n for n in expected[0] if "/optim/" in n] if name == "zero" else []
+    compared, recorded = compare(run, expected, scale, {*stage, *norms, *state})
     assert compared == recorded - stage
     assert {event["place"] for event in run.info["skipped"]} == set(norms)
 
@@ -141,6 +143,15 @@ def test_no_collective_is_added(trained):
             assert plain == watched, (name, rank)
             assert len(plain) == STEPS
             assert name == "pp" or sum(plain) > 0
+
+
+def test_no_step_copies_more_to_the_host(trained):
+    folder, world = trained
+    for name in SCENARIOS[world]:
+        for rank in range(world):
+            found = result(folder, name, rank)
+            if name != "pp":
+                assert found["plain"]["copies"] == found["watched"]["copies"], (name, rank)
 
 
 def test_bins_merge_to_those_of_the_whole_tensor(trained, oracles):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 from weakref import ref
@@ -24,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sonde._signals import pass_on
 from sonde._torch_internals.placements import (
     DistributedSpec,
     data_meshes,
@@ -75,7 +77,10 @@ class RankLayout:
         self._shards = dict(_flat_shards(found))
         data = {line for mesh in data_meshes(found) for line in _lines(mesh)}
         parameters = (p for module in found for p in module.parameters(recurse=False))
-        groups = [_shared_batch(p, data) for p in parameters if is_distributed(p)]
+        distributed = [p for p in parameters if is_distributed(p)]
+        for mesh in {p.device_mesh for p in distributed}:
+            _read_dimensions(mesh)
+        groups = [_shared_batch(p, data) for p in distributed]
         self._group = max((g for g in groups if g is not None), key=_size_of, default=None)
 
     @property
@@ -127,9 +132,21 @@ def _size_of(group: SharedBatch) -> int:
     return group.ranks.size
 
 
+@lru_cache(maxsize=256)
 def _ranks(mesh: DeviceMesh) -> NDArray[np.int64]:
+    """The ranks of a mesh. Its tensor is read once, when a model is attached, and not in a step."""
     found: NDArray[np.int64] = mesh.mesh.cpu().numpy().astype(np.int64)
     return found
+
+
+def _read_dimensions(mesh: DeviceMesh) -> None:
+    """Read the meshes of single dimensions too: activations lie on those."""
+    if mesh.ndim > 1:
+        for name in mesh.mesh_dim_names or ():
+            try:
+                _ranks(mesh[name])
+            except Exception as error:  # a part of another mesh may not be cut further
+                pass_on(error)
 
 
 def _line(ranks: NDArray[np.int64], at: Sequence[int], dim: int) -> Line:
