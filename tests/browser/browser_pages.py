@@ -8,14 +8,32 @@ import sys
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 from urllib.parse import urlsplit
 
+import pytest
+
+AXE = Path(__file__, "../../../web/node_modules/axe-core/axe.min.js").resolve()
 READY = '#sonde[data-ready="1"]'
 
 
 def ready(page) -> None:
     """Wait until all that was asked for is drawn."""
     page.wait_for_selector(READY, state="attached")
+
+
+def assert_accessible(page) -> None:
+    """axe finds no serious violation on the page."""
+    if not AXE.exists():
+        pytest.skip("axe-core is not there: `npm ci` in web/ brings it")
+    page.evaluate(AXE.read_text())
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    serious = [
+        f"{v['id']}: {v['help']}: {[n['html'][:160] for n in v['nodes'][:3]]}"
+        for v in found["violations"]
+        if v["impact"] in {"serious", "critical"}
+    ]
+    assert not serious, serious
 
 
 def ids(server) -> dict[str, str]:
@@ -53,6 +71,12 @@ class Serving:
     @property
     def port(self) -> int:
         return urlsplit(self.address).port
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def stop(self) -> None:
         if self.process.stdout.closed:

@@ -52,9 +52,8 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="session")
 def server(runs):
     """The server on all recorded runs, with a token."""
-    made = serve(runs)
-    yield made
-    made.stop()
+    with serve(runs) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")
@@ -62,9 +61,8 @@ def made_server(tmp_path_factory):
     """A server on runs of large and odd models: see `made_runs`."""
     folder = tmp_path_factory.mktemp("made")
     write_all(folder)
-    made = serve(folder)
-    yield made
-    made.stop()
+    with serve(folder) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Runs of large and odd models, written record by record: a model of 80 layers in a second."""
 
 import functools
+import math
 import os
 import subprocess
 import sys
@@ -121,18 +122,24 @@ def hostile() -> Modules:
 
 
 @functools.cache
-def _columns(quarters: int, is_bad: bool):
+def _columns(quarters: int, is_bad: bool = False):
     values = NORMAL * 2.0 ** (quarters / 4)
     if is_bad:
         values = np.where(np.arange(len(values)) % 5 == 0, np.nan, values)
     return sketch(values.astype(np.float32)).columns()
 
 
-def columns(size: float):
-    """A normal distribution of about this deviation, or one with NaN."""
-    if np.isnan(size):
-        return _columns(0, True)
-    return _columns(round(4 * np.log2(size)), False)
+@functools.lru_cache(maxsize=64)
+def columns(quarters: tuple[int | None, ...]):
+    """Normal distributions whose deviations are these quarters of octaves; for None one with NaN.
+
+    Many steps of a long run are alike, so those of some steps are kept.
+    """
+    return concatenate([_columns(0, True) if q is None else _columns(q) for q in quarters])
+
+
+def quarters_of(size: float) -> int | None:
+    return None if math.isnan(size) else round(4 * math.log2(size))
 
 
 def sites_of(modules: Modules, kinds: Iterable[str] = KINDS, calls: int = 1) -> list[Site]:
@@ -176,7 +183,12 @@ def graph_of(modules: Modules, calls: int = 1) -> GraphPart:
 
 def steady(site: Site, step: int) -> float:
     """A size of its own for each site, which falls a little."""
-    return 2.0 ** (sum(map(ord, site.name)) % 9 - 4) / (1 + step / 20)
+    return 2.0 ** (_of_name(site.name) % 9 - 4) / (1 + step / 20)
+
+
+@functools.cache
+def _of_name(name: str) -> int:
+    return sum(map(ord, name))
 
 
 def write(
@@ -208,7 +220,7 @@ def write(
         )
         writer.graph(graph_of(modules, calls))
         for step in steps:
-            made = concatenate([columns(size(site, step)) for site in sites])
+            made = columns(tuple(quarters_of(size(site, step)) for site in sites))
             writer.sketches(SketchBatch(step, "train", ids, made))
             phases = ("train", "validation") if step in validated else ("train",)
             for phase in phases:

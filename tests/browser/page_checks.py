@@ -1,15 +1,13 @@
 """What holds of a page whoever gives it its answers: a server, or a report that holds them."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
-from browser_pages import ready
+from browser_pages import assert_accessible, ready
 from playwright.sync_api import expect
 
 import sonde
 
-AXE = Path(__file__, "../../../web/node_modules/axe-core/axe.min.js").resolve()
 THIN = "\u202f"
 
 
@@ -135,22 +133,13 @@ def check_theme(look):
 
 
 def check_axe(look):
-    if not AXE.exists():
-        pytest.skip("axe-core is not there: `npm ci` in web/ brings it")
     for place, more in (
         ("overview", ""),
         ("explore", f"&pins=A:{look.module}"),
         ("layers", f"&kind={look.kind}&site={look.module}/{look.kind}/0"),
     ):
         look.go(place, more)
-        look.page.evaluate(AXE.read_text())
-        found = look.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-        serious = [
-            f"{v['id']}: {v['help']}: {[n['html'][:160] for n in v['nodes'][:3]]}"
-            for v in found["violations"]
-            if v["impact"] in {"serious", "critical"}
-        ]
-        assert not serious, serious
+        assert_accessible(look.page)
 
 
 CHECKS = [

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from browser_pages import ids, ready
+from browser_pages import ids, ready, serve
 from made_runs import moe, steady, write
 from playwright.sync_api import expect
 
@@ -24,17 +24,14 @@ def renamed():
 
 @pytest.fixture(scope="module")
 def pair_server(tmp_path_factory):
-    from browser_pages import serve
-
     folder = tmp_path_factory.mktemp("pairs")
     write(folder / "base", moe(2, 2))
     write(folder / "twin", moe(2, 2))
     write(folder / "larger", moe(2, 2), size=larger)
     write(folder / "renamed", renamed())
     write(folder / "deeper", moe(3, 2))
-    made = serve(folder)
-    yield made
-    made.stop()
+    with serve(folder) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

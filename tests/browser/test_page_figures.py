@@ -29,9 +29,8 @@ def figure_folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def figure_server(figure_folder):
-    made = serve(figure_folder)
-    yield made
-    made.stop()
+    with serve(figure_folder) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -165,9 +164,8 @@ def noted_server(tmp_path_factory):
                 values = np.array([1 / (1 + step), step / 10])
                 writer.numbers(NumberBatch(step, "train", ["loss", "epoch"], [None, None], values))
             writer.event(Event("note", "lr halved", step=20))
-    made = serve(folder)
-    yield made
-    made.stop()
+    with serve(folder) as made:
+        yield made
 
 
 def test_runs_are_filtered_and_sorted_by_their_settings(noted_server, open_page):

@@ -8,9 +8,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 from browser_pages import ids, ready
+from made_runs import columns, graph_of, rnn, sites_of
 from playwright.sync_api import expect
+
+from sonde.record import SiteInfo, SketchBatch
+from sonde.store import Writer
 
 TRAINER = Path(__file__).with_name("browser_runs.py")
 LATE_S = 4.0
@@ -125,6 +130,37 @@ def test_the_page_outlives_its_server_and_tells_of_a_killed_training(training, s
     expect(page.locator('[data-pin="A"] [data-kymo]').first).to_be_visible()
     page.goto(f"{server.base}#/runs")
     expect(page.locator('[data-run="now"]')).to_contain_text("crashed")
+
+
+def test_colours_of_boxes_keep_their_meaning_while_a_run_is_followed(tmp_path, start, open_page):
+    """Limits widen when a larger value comes and stay when it goes."""
+    modules = rnn()
+    sites = sites_of(modules, ("param",))
+    ids_of_sites = np.arange(len(sites), dtype=np.int32)
+    with Writer(tmp_path / "now", compact=False) as writer:
+
+        def record(step, sizes):
+            writer.sketches(SketchBatch(step, "train", ids_of_sites, columns(sizes)))
+            writer.flush()
+
+        writer.sites(
+            [SiteInfo(i, s, "float32", (8, 8), modules[s.module]) for i, s in enumerate(sites)]
+        )
+        writer.graph(graph_of(modules))
+        record(0, (0, 0, 4, 4))  # 1 in the cell, 2 in the head
+        server = start(tmp_path, "--no-token")
+        page = open_page(server, f"#/explore?run={ids(server)['now']}&kind=param")
+        ends = page.locator("[data-tint-legend] .number")
+        expect(ends).to_have_text(["1", "2"])
+        head = page.locator('[data-node="head"]')
+        record(1, (0, 0, 16, 16))
+        expect(head).to_contain_text("16", timeout=SLOW_MS)
+        expect(ends.nth(1)).not_to_have_text("2")
+        wide = ends.all_inner_texts()
+        assert float(wide[1]) > 15
+        record(2, (0, 0, 4, 4))
+        expect(head).not_to_contain_text("16", timeout=SLOW_MS)
+        expect(ends).to_have_text(wide)
 
 
 def test_without_a_stream_the_page_asks_now_and_then(training, start, open_page):

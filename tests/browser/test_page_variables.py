@@ -2,18 +2,16 @@
 
 import inspect
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from browser_pages import ids, ready, serve, viridis
+from browser_pages import assert_accessible, ids, ready, serve, viridis
 from playwright.sync_api import expect
 from torch import nn
 
 import sonde
 
-AXE = Path(__file__, "../../../web/node_modules/axe-core/axe.min.js").resolve()
 STEPS = 8
 CHANGED = 4
 NONFINITE, HATCH_LIGHT, HATCH_DARK = (255, 0, 200), (92, 0, 72), (255, 255, 255)
@@ -72,9 +70,8 @@ def traced(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def traced_server(traced):
-    made = serve(traced)
-    yield made
-    made.stop()
+    with serve(traced) as made:
+        yield made
 
 
 READ = """(canvas) => {
@@ -233,9 +230,4 @@ def test_it_is_legible_in_light_and_dark(traced_server, open_page, scheme):
     seen = {tuple(map(int, colour.split(","))) for colour in seen}
     assert NONFINITE in seen
     assert (HATCH_DARK if scheme == "dark" else HATCH_LIGHT) in seen
-    if not AXE.exists():
-        pytest.skip("axe-core is not there: `npm ci` in web/ brings it")
-    page.evaluate(AXE.read_text())
-    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-    bad = [v for v in found["violations"] if v["impact"] in {"serious", "critical"}]
-    assert not bad, [(v["id"], [n["html"][:160] for n in v["nodes"][:3]]) for v in bad]
+    assert_accessible(page)

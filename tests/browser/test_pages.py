@@ -1,14 +1,11 @@
 """Pages, states, themes, strangers' names, and what assistive technology sees."""
 
 import re
-from pathlib import Path
 
 import pytest
-from browser_pages import ready
+from browser_pages import assert_accessible, ready
 from browser_runs import LONG, QUOTES, XSS
 from playwright.sync_api import expect
-
-AXE = Path(__file__, "../../../web/node_modules/axe-core/axe.min.js").resolve()
 
 
 def test_the_list_shows_all_runs_and_opens_one(server, open_page):
@@ -190,17 +187,8 @@ def test_a_node_that_is_not_there_does_not_take_the_page_with_it(server, open_pa
     ],
 )
 def test_axe_finds_no_serious_violation(server, open_page, run_ids, view, scheme):
-    if not AXE.exists():
-        pytest.skip("axe-core is not there: `npm ci` in web/ brings it")
     page = open_page(server, view.format(**run_ids), color_scheme=scheme, bypass_csp=True)
-    page.evaluate(AXE.read_text())
-    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-    serious = [
-        f"{v['id']}: {v['help']}: {[n['html'][:160] for n in v['nodes'][:3]]}"
-        for v in found["violations"]
-        if v["impact"] in {"serious", "critical"}
-    ]
-    assert not serious, serious
+    assert_accessible(page)
 
 
 def test_the_token_leaves_the_address_and_is_needed(server, open_page, browser):
