@@ -43,7 +43,7 @@ QUESTIONS = {
     "movers": {"kind": "output", "stat": "rms"},
     "compare": {},
     "paired_heat": {"kind": "output", "stat": "rms"},
-    "paired_section": {"site": SITE, "step": "4"},
+    "paired_section": {"site": SITE, "step": "6"},
 }
 
 WIDGETS = {
@@ -60,7 +60,7 @@ WIDGETS = {
     "compare": lambda run, other: sonde.show(run, other, live=False),
     "paired_heat": lambda run, other: run.view.compare(other, kind="output", live=False),
     "paired_section": lambda run, other: run.view.compare(
-        other, kind="output", site="down", step=4, live=False
+        other, kind="output", site="down", step=6, live=False
     ),
 }
 """All others are in every widget."""
@@ -165,7 +165,7 @@ def check_paired_heat(spec, run, other):
 
 
 def check_paired_section(spec, run, other):
-    figure = run.plot.compare(other, site="down", kind="output", step=4)
+    figure = run.plot.compare(other, site="down", kind="output", step=6)
     outlines = figure.axes[0].patches[::2]
     assert [is_outline(p, spec[name]) for p, name in zip(outlines, "ab", strict=True)] == [True] * 2
 

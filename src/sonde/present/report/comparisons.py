@@ -21,8 +21,9 @@ from sonde.views.specs import ComparedRuns, Measure, RunHeader, RunRow, RunState
 
 COMPARISONS: Final = "heatmaps of two runs"
 PAIRS: Final = "histograms of two runs"
-_MOST_STEPS: Final = 8
-_MOST_SITES: Final = 400
+_MOST_STEPS: Final = 4
+_MOST_FAR: Final = 12
+_MOST_SITES: Final = 200
 
 
 class Comparisons:
@@ -82,13 +83,13 @@ class Comparisons:
             some += [] if main is None else [replace(main, measure="distance")]
             for heat in (heat for heat in some if heat is not None):
                 yield Wish(COMPARISONS, partial(self.answers, [("paired_heat", heat)]))
-        few = (*steps[:: max(1, -(-len(steps) // _MOST_STEPS))], None)
+        few = steps[:: max(1, -(-len(steps) // _MOST_STEPS))]
         for one in self._others:
             far = self._far_sites(one)
             rest = [ids.of_name(e.site.name) for e in self._first.structure.entries]
             for site in list(dict.fromkeys([*far, *rest]))[:_MOST_SITES]:
-                at = few if site in far else (None,)
-                asked = [("paired_section", self._pair(one, site, step)) for step in at]
+                at = dict.fromkeys((*few, far[site])) if site in far else ()
+                asked = [("paired_section", self._pair(one, site, step)) for step in (*at, None)]
                 yield Wish(PAIRS, partial(self.answers, asked))
 
     def answers(self, asked: Sequence[Question]) -> Iterator[Asked]:
@@ -100,13 +101,12 @@ class Comparisons:
                 continue
             yield Asked(view, question, spec, step_of(view, spec))
 
-    def _far_sites(self, other: OpenedRun) -> list[str]:
-        """Ids of the tensors that are farthest apart, and of the first that differs."""
+    def _far_sites(self, other: OpenedRun) -> dict[str, int]:
+        """The first tensor that differs and those that are farthest apart, by id: at which step."""
         question = q.CompareQuestion(run=self._first.id, other=other.id)
         found: ComparedRuns = ANSWERS_OF_SEVERAL["compare"](self._runs, question)  # type: ignore[assignment]  # of the view `compare`
-        far = [row.site.id for row in found.farthest]
-        far += [] if found.first is None else [found.first.site.id]
-        return far
+        far = {row.site.id: row.step for row in found.farthest[:_MOST_FAR]}
+        return far if found.first is None else {**far, found.first.site.id: found.first.step}
 
     def _heat(self, other: OpenedRun, kind: str | None) -> q.PairedHeatQuestion | None:
         if kind is None:
