@@ -22,7 +22,7 @@ WHY = {
     "tensors, arrays and modules of whichever framework": {
         "capture/active.py": 6,
         "capture/array_session.py": 2,
-        "capture/jax/harvest.py": 1,
+        "capture/jax/jaxprs.py": 1,
         "capture/numbers/scalars.py": 1,
         "capture/plan.py": 1,
         "capture/torch/session.py": 2,

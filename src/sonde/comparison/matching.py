@@ -5,11 +5,24 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from sonde._errors import SondeError
-from sonde.record import Site
+from sonde.record import PARAMETER_KINDS, Site
 from sonde.store.reading.catalogue import SiteRow
 from sonde.store.reading.run import Run
+
+_PYTORCH: Final = {
+    "kernel": "weight",
+    "scale": "weight",
+    "embedding": "weight",
+    "mean": "running_mean",
+    "var": "running_var",
+    "mu": "exp_avg",
+    "nu": "exp_avg_sq",
+    "trace": "momentum_buffer",
+}
+"""What Flax and optax call parameters and state, and what PyTorch does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +46,11 @@ class SiteMatch:
     added: tuple[Site, ...]
 
     @property
+    def is_translated(self) -> bool:
+        """Whether parameters have other names: the runs are of different frameworks."""
+        return any(p.a.slot != p.b.slot for p in self.pairs)
+
+    @property
     def renamed(self) -> dict[str, str]:
         """Modules that have another path in the second run."""
         return {p.a.module: p.b.module for p in self.pairs if p.a.module != p.b.module}
@@ -50,8 +68,8 @@ _Likeness = tuple[str, str, int, str, tuple[int, ...]]
 
 
 def match(a: Run, b: Run, names: Mapping[str, str] | None = None) -> SiteMatch:
-    """Match by `names` (paths of modules in `a` to those in `b`), then by path, then by kind, type,
-    shape and order."""
+    """Match by `names` (paths of modules in `a` to those in `b`), then by path, then by what the
+    parameters of another framework are called, then by kind, type, shape and order."""
     left, right = _described(a), _described(b)
     _check(names or {}, left, right)
     there = {one.site: one for one in right}
@@ -60,6 +78,13 @@ def match(a: Run, b: Run, names: Mapping[str, str] | None = None) -> SiteMatch:
         wanted = _renamed(one.site, names or {})
         if wanted in there:
             found[one.site] = wanted
+    taken = set(found.values())
+    found |= _by_meaning(
+        [_renamed(one.site, names or {}) for one in left],
+        [one.site for one in left],
+        [one.site for one in right if one.site not in taken],
+        found,
+    )
     taken = set(found.values())
     rest = _by_likeness(
         [one for one in left if one.site not in found],
@@ -103,6 +128,31 @@ def _renamed(site: Site, names: Mapping[str, str]) -> Site:
         if site.module == old or site.module.startswith(f"{old}."):
             return replace(site, module=names[old] + site.module[len(old) :])
     return site
+
+
+def _by_meaning(
+    wanted: Sequence[Site],
+    left: Sequence[Site],
+    right: Sequence[Site],
+    known: Mapping[Site, Site],
+) -> dict[Site, Site]:
+    """Parameters that PyTorch and Flax call differently: `weight` and `kernel`. One to one only."""
+    free: dict[Site, list[Site]] = defaultdict(list)
+    for site in right:
+        if site.kind in PARAMETER_KINDS:
+            free[_common(site)].append(site)
+    found: dict[Site, Site] = {}
+    for site, own in zip(wanted, left, strict=True):
+        others = free.get(_common(site), []) if site.kind in PARAMETER_KINDS else []
+        if own not in known and len(others) == 1:
+            found[own] = others.pop()
+    return found
+
+
+def _common(site: Site) -> Site:
+    """The site with the words of PyTorch for parameters and for the state of optimizers."""
+    words = site.slot.split("/")
+    return replace(site, slot="/".join(_PYTORCH.get(word, word) for word in words))
 
 
 def _by_likeness(left: Sequence[_Described], right: Sequence[_Described]) -> dict[Site, Site]:

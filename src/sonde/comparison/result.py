@@ -194,7 +194,8 @@ class Comparison:
         begin = next((part for part in parts if len(part)), None)
         if begin is None:
             return "no verdict", None
-        if not divergence.begins_alike(begin, self.sites.pairs):
+        is_exact = not self.sites.is_translated  # frameworks round differently
+        if not is_exact or not divergence.begins_alike(begin, self.sites.pairs):
             twins = None
             if self.twin is not None:
                 both = match(self.a, self.twin)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 from collections.abc import Callable, Collection, Sequence
 from functools import cache, partial, reduce
 from typing import Final, Literal
@@ -190,20 +191,28 @@ def _sharded(kernel: Kernel, n_devices: int) -> Callable[[Array], Array]:
         own = sketch(x, kernel=kernel)
         return jnp.concatenate([own, xla.empty_rows(n_rows - 1)]) if n_rows > 1 else own
 
-    def axes_of(shape: Array) -> tuple[str, ...]:
-        spec = getattr(shape.sharding, "spec", ())
-        parts = [p if isinstance(p, tuple) else (p,) for p in spec if p is not None]
-        return tuple(axis for part in parts for axis in part)
+    def spec_of(mesh: Mesh, x: Array) -> PartitionSpec:
+        """How an array is split. A dimension that the mesh does not divide is left whole: parts
+        would be filled up with values that are not the array's."""
+        found = []
+        for size, part in zip(x.shape, getattr(x.sharding, "spec", ()), strict=False):
+            n = math.prod(mesh.shape[axis] for axis in _names(part))
+            found.append(part if size % n == 0 else None)
+        return PartitionSpec(*found)
+
+    def rows_of(mesh: Mesh, x: Array) -> tuple[NamedSharding, int]:
+        """Where rows are, and in how many parts the array is."""
+        axes = tuple(axis for part in spec_of(mesh, x) for axis in _names(part))
+        n_parts = math.prod(mesh.shape[axis] for axis in axes)
+        return NamedSharding(mesh, PartitionSpec(axes or None)), n_parts
 
     def partition(mesh: Mesh, args: Sequence[Array], _result: Array) -> tuple[object, ...]:
-        axes = axes_of(args[0])
-        there = NamedSharding(mesh, args[0].sharding.spec)
-        n_parts = int(np.prod([mesh.shape[a] for a in axes], dtype=np.int64))
-        lower = partial(local, n_rows=n_devices // n_parts)
-        return mesh, lower, NamedSharding(mesh, PartitionSpec(axes or None)), (there,)
+        where, n_parts = rows_of(mesh, args[0])
+        there = NamedSharding(mesh, spec_of(mesh, args[0]))
+        return mesh, partial(local, n_rows=n_devices // n_parts), where, (there,)
 
     def infer(mesh: Mesh, args: Sequence[Array], _result: Array) -> NamedSharding:
-        return NamedSharding(mesh, PartitionSpec(axes_of(args[0]) or None))
+        return rows_of(mesh, args[0])[0]
 
     def rule(_mesh: Mesh, values: Sequence[Array], _results: object) -> str:
         rank = len(values[0].shape)
@@ -213,3 +222,10 @@ def _sharded(kernel: Kernel, n_devices: int) -> Callable[[Array], Array]:
     made.def_partition(partition=partition, infer_sharding_from_operands=infer, sharding_rule=rule)
     sharded: Callable[[Array], Array] = made
     return sharded
+
+
+def _names(part: object) -> tuple[str, ...]:
+    """The axes of a mesh that one dimension is split over."""
+    if part is None:
+        return ()
+    return part if isinstance(part, tuple) else (str(part),)

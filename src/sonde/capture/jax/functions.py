@@ -85,6 +85,11 @@ class Owner(Protocol):
 
     def take_numbers(self, measures: Sequence[Measure], numbers: Array, phase: str) -> None: ...
 
+    @property
+    def wants_graph(self) -> bool:
+        """Whether no graph of the model has been seen yet."""
+        ...
+
     def see_graph(self, closed: ClosedJaxpr) -> None:
         """Take the graph of the model from a traced function."""
 
@@ -100,6 +105,7 @@ class _Version:
     """A function compiled for recording, for arguments of one signature."""
 
     run: Callable[..., tuple[list[Array], Array, Array]]
+    context: int
     tree: PyTreeDef
     layout: Layout
     measures: Sequence[Measure]
@@ -213,7 +219,7 @@ class _Recorded:
         except Exception as error:
             return self._alone(error, args, kwargs)
         try:
-            with _CONTEXT(id(self._owner)):
+            with _CONTEXT(version.context):
                 outputs, rows, numbers = version.run(*split.arrays)
         except jax.errors.UnexpectedTracerError as error:  # before anything has run
             return self._alone(error, args, kwargs)
@@ -293,29 +299,13 @@ class _Static:
 def _compile(
     function: Callable[..., object], split: _Split, owner: Owner, metrics: Sequence[Metric]
 ) -> _Version:
-    tracing = Tracing(owner.wanted_kinds.union(*(m.kinds for m in metrics)))
+    kinds = owner.wanted_kinds.union(*(m.kinds for m in metrics))
+    tracing = Tracing(kinds)
+    closed, shape, donated = _traced(function, split, owner, tracing)
+    if tracing.modules and owner.wants_graph:
+        owner.see_graph(_traced(function, split, owner, Tracing(kinds | {"input"}))[0])
     options = _compiler_options(function)
-
-    def flat(*arrays: Array) -> object:
-        args, kwargs = split.arguments(arrays)
-        return function(*args, **kwargs)
-
-    with (
-        _CONTEXT(id(owner)),
-        during(tracing),
-        modules.intercepted(owner.model),
-        optimizers.intercepted(),
-    ):
-        if options:  # JAX takes these for the outermost function only
-            args, kwargs = split.arguments(split.arrays)
-            traced = function.trace(*args, **kwargs)  # type: ignore[attr-defined]  # of `jax.jit`
-            closed, shape = traced.jaxpr, traced.out_info
-            flags = jax.tree_util.tree_leaves(traced.args_info)
-            donated = tuple(i for i, flag in enumerate(flags) if flag.donated)
-        else:
-            closed, shape = jax.make_jaxpr(flat, return_shape=True)(*split.arrays)
-            donated = _donated(closed)
-    owner.see_graph(closed)
+    context = _context(owner, kinds)
     measures = Measures(metrics, owner.fail, scalars=owner.wants_scalars)
     mesh = split.mesh or mesh_in(closed.jaxpr)
     kernel = kernels.kernel_for(split.platform)
@@ -330,7 +320,7 @@ def _compile(
 
     with_rows.__name__ = with_rows.__qualname__ = f"recorded_{_name(function)}"
     run = jax.jit(with_rows, donate_argnums=donated, compiler_options=options)
-    with _CONTEXT(id(owner)):
+    with _CONTEXT(context):
         run.lower(*split.arrays).compile()
     types = {path: type(m).__name__ for path, m in tracing.modules.items()}
     n_rows = sum(g.n_rows for g in box if not isinstance(g, MetricGroup))
@@ -338,7 +328,37 @@ def _compile(
     for name in {m.name for m in metrics} - measures.met:
         owner.skip(f"metric {name}", f"`{_name(function)}` has no array that it is of")
     owner.see_stacks(harvest.stacks)
-    return _Version(run, jax.tree_util.tree_structure(shape), layout, found, types)
+    return _Version(run, context, jax.tree_util.tree_structure(shape), layout, found, types)
+
+
+def _context(owner: Owner, kinds: frozenset[Kind]) -> int:
+    """What parts the functions that are traced with taps of these kinds from others."""
+    return hash((id(owner), kinds))
+
+
+def _traced(
+    function: Callable[..., object], split: _Split, owner: Owner, tracing: Tracing
+) -> tuple[ClosedJaxpr, object, tuple[int, ...]]:
+    """The function with taps, what it returns, and which arguments it gives away."""
+
+    def flat(*arrays: Array) -> object:
+        args, kwargs = split.arguments(arrays)
+        return function(*args, **kwargs)
+
+    with (
+        _CONTEXT(_context(owner, tracing.kinds)),
+        during(tracing),
+        modules.intercepted(owner.model),
+        optimizers.intercepted(),
+    ):
+        if _compiler_options(function):  # JAX takes these for the outermost function only
+            args, kwargs = split.arguments(split.arrays)
+            traced = function.trace(*args, **kwargs)  # type: ignore[attr-defined]  # of `jax.jit`
+            flags = jax.tree_util.tree_leaves(traced.args_info)
+            donated = tuple(i for i, flag in enumerate(flags) if flag.donated)
+            return traced.jaxpr, traced.out_info, donated
+        closed, shape = jax.make_jaxpr(flat, return_shape=True)(*split.arrays)
+        return closed, shape, _donated(closed)
 
 
 def _donated(closed: ClosedJaxpr) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ _Args = tuple[object, ...]
 _Kwargs = Mapping[str, object]
 
 _MARK: Final = "sonde_path"
+_OF_INPUTS: Final = frozenset({"input", "input_grad"})
 _WRAPPERS: Final = ("Checkpoint", "Remat", "Jit", "Vmap", "MapVariables")
 """How linen's transforms name the class around a module; those that run it once."""
 
@@ -197,12 +198,15 @@ def _prefix(root: nnx.Module, model: nnx.Module) -> list[str]:
 def _called(
     tracing: Tracing, call: Call, function: Callable[..., object], args: _Args, kwargs: _Kwargs
 ) -> object:
-    named = {**{str(i): a for i, a in enumerate(args)}, **kwargs}
-    seen = trees.mapped(named, lambda slot, x: _see(call, "input", slot, x), _is_object)
-    taken = [seen[str(i)] for i in range(len(args))]
+    if not tracing.kinds.isdisjoint(_OF_INPUTS):
+        # A tap parts the uses inside the module from the others, so that gradients are added up in
+        # another order: only where it is wanted.
+        named = {**{str(i): a for i, a in enumerate(args)}, **kwargs}
+        seen = trees.mapped(named, lambda slot, x: _see(call, "input", slot, x), _is_object)
+        args, kwargs = tuple(seen[str(i)] for i in range(len(args))), {k: seen[k] for k in kwargs}
     tracing.stack.append(call)
     try:
-        result = function(*taken, **{k: seen[k] for k in kwargs})
+        result = function(*args, **kwargs)
     finally:
         tracing.stack.pop()
     return trees.mapped(result, lambda slot, x: _see(call, "output", slot, x), _is_object)

@@ -57,7 +57,7 @@ class Layout:
     touched: dict[tuple[int, Collection[Site]], _Touched] = field(default_factory=dict)
 
 
-class _Held(NamedTuple):
+class _HeldRows(NamedTuple):
     """Rows that wait for their step to end."""
 
     layout: Layout
@@ -76,7 +76,7 @@ class DeviceRows(ArrayRows):
 
     def __init__(self, drain: Drain) -> None:
         super().__init__(drain)
-        self._held: list[_Held] = []
+        self._held: list[_HeldRows] = []
 
     @property
     def phases(self) -> list[str]:
@@ -98,7 +98,7 @@ class DeviceRows(ArrayRows):
         """Take the rows of a function, without waiting for them."""
         fetched = FetchedRows(rows)
         if fetched.n_devices:
-            self._held.append(_Held(layout, fetched, phase, types, is_given))
+            self._held.append(_HeldRows(layout, fetched, phase, types, is_given))
 
     def hand_over(self, steps: dict[str, int]) -> bool:
         has_room = self._drain.has_room
@@ -111,7 +111,7 @@ class DeviceRows(ArrayRows):
         super().hand_over(steps)  # ends those phases, also where it holds nothing of them
         return has_room
 
-    def _send(self, held: _Held, step: int, given: Collection[Site]) -> None:
+    def _send(self, held: _HeldRows, step: int, given: Collection[Site]) -> None:
         layout, n = held.layout, held.fetched.n_devices
         touched = layout.touched.get((n, given))
         if touched is None:
@@ -147,7 +147,7 @@ class DeviceRows(ArrayRows):
         return self._ids[key]
 
 
-def _given(held: Sequence[_Held], phase: str) -> Collection[Site]:
+def _given(held: Sequence[_HeldRows], phase: str) -> Collection[Site]:
     """The sites of a phase that were given by hand."""
     layouts = [h.layout for h in held if h.is_given and h.phase == phase]
     return frozenset(h.site for layout in layouts for h in layout.harvested) if layouts else ()

@@ -24,7 +24,7 @@ from sonde.capture.jax.measures import Measure, Measures, measured, scalar
 from sonde.capture.jax.rows import DeviceRows, Layout
 from sonde.capture.jax.step_numbers import StepNumbers
 from sonde.capture.jax.taps import JaxTap, Tracing
-from sonde.capture.metric_request import place_selector, requested
+from sonde.capture.numbers.metric_request import place_selector, requested
 from sonde.capture.numbers.repeats import Value
 from sonde.capture.phases import is_training
 from sonde.capture.plan import Every, Plan, Schedule, schedule_of
@@ -50,6 +50,7 @@ class JaxSession(ArraySession):
         self._numbers = StepNumbers(drain, self._scalars.taken.__contains__)
         self._scalars.keep_in(self._numbers)
         self._metrics: list[Metric] = []
+        self._has_graph = False
         self._stacks: dict[str, int] = {}
         self._functions: dict[Hashable, tuple[object, Callable[..., object]]] = {}
 
@@ -190,10 +191,15 @@ class JaxSession(ArraySession):
             self.troubles.failed("rows", error)
         self._spent_ns += time.perf_counter_ns() - began
 
+    @property
+    def wants_graph(self) -> bool:
+        return not self._has_graph
+
     def see_graph(self, closed: ClosedJaxpr) -> None:
         try:
             part = graph_of(closed, self.step)
             if part is not None:
+                self._has_graph = True
                 self._drain.put(part)
         except Exception as error:
             self.troubles.failed("graph", error)

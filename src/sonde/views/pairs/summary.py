@@ -35,7 +35,7 @@ def answer(runs: SeveralRuns, question: CompareQuestion) -> ComparedRuns:
     found = found.at_most(max(_SKETCHES // max(len(found.sites.pairs), 1), 8))
     is_same = found.verdict == "identical"
     rows = [] if is_same or not found.steps else found.farthest(_ROWS)
-    rows = [row for row in rows if row["w1"] or row["zeros"] or row["nonfinite"]]
+    rows = [row for row in rows if _number(row["w1"]) or row["zeros"] or row["nonfinite"]]
     sites = found.sites
     notes = []
     if not is_same and len(found.chosen) < len(found.steps):

@@ -12,7 +12,7 @@ from torch import nn
 
 from sonde._errors import SondeError
 from sonde._signals import pass_on
-from sonde.capture.metric_request import place_selector, requested
+from sonde.capture.numbers.metric_request import place_selector, requested
 from sonde.capture.plan import Every, Schedule, Selector, schedule_of
 from sonde.capture.torch.metrics.attention_stats import AttentionStats
 from sonde.capture.torch.metrics.coordinate_check import CoordinateCheck
