@@ -328,3 +328,18 @@ def test_sparks_show_shape_and_gaps():
     assert _text.spark([]) == ""
     assert len(_text.spark(list(range(1000)), 24)) == 24
     assert _text.spark([1e-8, 1e-4, 1.0], log=True)[0::2] == "▁█"
+
+
+def test_a_long_list_of_runs_is_plain_and_says_the_same(tmp_path, capsys, monkeypatch):
+    from sonde.cli import ls, main
+    from sonde.store import Writer
+
+    for name in ("a", "b"):
+        Writer(tmp_path / name).close()
+    said = []
+    for most in (200, 1):
+        monkeypatch.setattr(ls, "_LAID_OUT", most)
+        assert main(["ls", str(tmp_path)]) == 0
+        said.append([line.split() for line in capsys.readouterr().out.splitlines()])
+    laid_out, plain = said
+    assert [line for line in laid_out if "─" not in "".join(line) and line] == plain
