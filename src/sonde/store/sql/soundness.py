@@ -20,6 +20,7 @@ _TEXTS: Final = frozenset({"value", "text", "inputs", "outputs", "message", "dat
 
 def check(rows: pa.Table, table: Table, segment: Segment) -> None:
     """Raise DamagedError if a row of the segment is none that a writer makes."""
+    _check_shapes(rows, table)
     for name in table.key:
         if rows[name].null_count and not (table is NUMBERS and name == "module"):
             raise DamagedError(f"holds a row without `{name}`")
@@ -37,6 +38,17 @@ def check(rows: pa.Table, table: Table, segment: Segment) -> None:
         _check_sketches(rows)
     if table is TRACES:
         _check_traces(rows)
+
+
+def _check_shapes(rows: pa.Table, table: Table) -> None:
+    """Lists are lists of plain values, and no other column holds anything nested."""
+    for field in rows.schema:
+        is_list = pa.types.is_list(field.type)
+        held = field.type.value_type if is_list else field.type
+        if pa.types.is_nested(held) or is_list != pa.types.is_list(
+            table.schema.field(field.name).type
+        ):
+            raise DamagedError(f"holds a `{field.name}` of type {field.type}")
 
 
 def _check_traces(rows: pa.Table) -> None:
