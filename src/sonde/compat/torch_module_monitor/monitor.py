@@ -11,21 +11,21 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
 from torch import Tensor, nn
 
 from sonde._errors import SondeError
+from sonde._torch_internals.modules import WRAPPED_CHILDREN
 from sonde.capture.torch import names
 from sonde.compat import close_when_dropped
+from sonde.compat.torch_module_monitor.metric import Aggregation, MonitorMetric
 from sonde.compat.torch_module_monitor.mixin import MonitorMixin
 from sonde.compat.torch_module_monitor.storage import Metrics, StorageManager, as_number
 from sonde.metrics.names import ROOT
 from sonde.watching import Watch, watch
 
-_WRAPPERS: Final = ("_forward_module", "_orig_mod", "_fsdp_wrapped_module")
 _OPTIONS: Final = {
     "log": "attach",
     "hyperparameters": False,
@@ -41,60 +41,9 @@ _LATE: Final = 3
 
 def default_format_module_name_fn(name: str) -> str:
     """A module's name without those of wrappers, and the name of the whole model."""
-    if name in ("", *_WRAPPERS):
+    if name in ("", *WRAPPED_CHILDREN):
         return ROOT
-    return re.sub(rf"({'|'.join(_WRAPPERS)})\.", "", name)
-
-
-@dataclass(frozen=True, slots=True)
-class MonitorMetric:
-    """A metric as it was added. `family` is the first part of its keys."""
-
-    family: str
-    name: str
-    fn: Callable[..., object]
-    regex: re.Pattern[str]
-    reduce: str | Aggregation
-
-    def where(
-        self, is_excluded: Callable[[str], object], format_name: Callable[[str], str]
-    ) -> MetricPlaces:
-        """Which places it is asked at, as `add_metric` takes it."""
-        is_of_modules = self.family.startswith("activation")
-        return MetricPlaces(self.regex, is_excluded if is_of_modules else None, format_name)
-
-
-@dataclass(frozen=True, slots=True)
-class MetricPlaces:
-    """The modules or, without `is_excluded`, the parameters whose name begins as a pattern says."""
-
-    regex: re.Pattern[str]
-    is_excluded: Callable[[str], object] | None
-    format_name: Callable[[str], str]
-
-    def __call__(self, path: str, module: object) -> bool:
-        if self.is_excluded is None:
-            return _is_parameter(path, module) and self.regex.match(path) is not None
-        name = self.format_name(path)
-        return self.is_excluded(name) is None and self.regex.match(name) is not None
-
-    def __repr__(self) -> str:
-        return repr(self.regex.pattern)
-
-
-class Aggregation:
-    """A function of all values of a key in a step. Knows the suffixes that it has returned."""
-
-    def __init__(self, name: str, fn: Callable[..., object]) -> None:
-        self.name = name
-        self.suffixes: set[str] = set()
-        self._fn = fn
-
-    def __call__(self, values: Tensor) -> object:
-        made = self._fn(values)
-        if isinstance(made, Mapping):
-            self.suffixes.update(made)
-        return made
+    return re.sub(rf"({'|'.join(WRAPPED_CHILDREN)})\.", "", name)
 
 
 class _StepWindow:
@@ -505,8 +454,3 @@ class ModuleMonitor:
     def __del__(self) -> None:
         with suppress(AttributeError):  # half made
             close_when_dropped(self._watch.close, self._thread)
-
-
-def _is_parameter(path: str, module: object) -> bool:
-    """Whether the path is the full name of a parameter of the module, and not a module's."""
-    return isinstance(getattr(module, path.rpartition(".")[2], None), nn.Parameter)
