@@ -21,7 +21,7 @@ def test_code_in_the_document_runs_in_order(run_document):
         check=True,
     ).stdout
     # The same text, and the same source line with a value; numbers are of the day.
-    (expected,) = re.findall(r"```\n(layers\.0\.forward.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    (expected,) = re.findall(r"```\w*\n(layers\.0\.forward.*?)```", DOCUMENT.read_text(), re.DOTALL)
 
     def without_numbers(text):
         return re.sub(r"[-0-9.e+]+", "", text).split()

@@ -72,6 +72,7 @@ class HookWork(Enum):
 
 
 _S, _E = StepState, StepEvent
+_IDLE, _READY, _RECORDING = _S.IDLE, _S.READY, _S.RECORDING
 TRANSITIONS: Final[Mapping[tuple[StepState, StepEvent], StepState]] = {
     (_S.IDLE, _E.DUE): _S.READY,
     (_S.IDLE, _E.NOT_DUE): _S.IDLE,
@@ -120,14 +121,11 @@ class StepMachine:
     """The state of a watch.
 
     `records_training` is false where only phases outside training are recorded: then no step is,
-    though it may be due. `is_between`, `is_due` and `is_recorded` follow from the state; they are
-    attributes because every hook reads them.
+    though it may be due. A step moves on by one assignment, so that a signal handler that raises
+    finds it before or after.
     """
 
-    __slots__ = (
-        *("_pauses", "_records_training", "is_between", "is_capturing", "is_due", "is_named"),
-        *("is_recorded", "step", "watch"),
-    )
+    __slots__ = ("_pauses", "_records_training", "is_capturing", "is_named", "step", "watch")
 
     def __init__(self, *, records_training: bool = True) -> None:
         self.watch = WatchState.OPEN
@@ -135,7 +133,7 @@ class StepMachine:
         self.is_capturing = False
         self._pauses: set[object] = set()
         self._records_training = records_training
-        self._enter(StepState.IDLE)
+        self.step = StepState.IDLE
 
     def on(self, event: StepEvent) -> None:
         """Move the step on.
@@ -146,7 +144,7 @@ class StepMachine:
         after = TRANSITIONS.get((self.step, event)) if self.watch is WatchState.OPEN else None
         if after is None:
             raise RuntimeError(f"{event} cannot follow {self.step} of a watch that is {self.watch}")
-        self._enter(after)
+        self.step = after
 
     def end(self, event: WatchEvent) -> None:
         """Move the watch towards its end.
@@ -167,6 +165,23 @@ class StepMachine:
         """That block ends, by an exception or not. It may end twice, and before it has begun: a
         signal handler may raise in between."""
         self._pauses.discard(block)
+
+    @property
+    def is_between(self) -> bool:
+        """Whether no step is under way."""
+        step = self.step
+        return step is _IDLE or step is _READY
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the step under way, or the next one, is due."""
+        step = self.step
+        return step is _RECORDING or step is _READY
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether it is recorded, too."""
+        return self.is_due and self._records_training
 
     @property
     def is_closed(self) -> bool:
@@ -200,9 +215,3 @@ class StepMachine:
         if self.is_due and not self._records_training:
             return StepState.IDLE if self.is_between else StepState.SKIPPING
         return self.step
-
-    def _enter(self, state: StepState) -> None:
-        self.step = state
-        self.is_between = state in {StepState.IDLE, StepState.READY}
-        self.is_due = state in {StepState.READY, StepState.RECORDING}
-        self.is_recorded = self.is_due and self._records_training

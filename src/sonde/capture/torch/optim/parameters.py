@@ -55,8 +55,9 @@ class ParameterBatch:
     def hold(self) -> None:
         """Have the tensors at hand. Their owner sees to it that they live."""
         if not self.tensors:
-            self.tensors = [p for known in self._references if (p := known()) is not None]
-            self.look()
+            tensors = [p for known in self._references if (p := known()) is not None]
+            self.values = locals_of(tensors)
+            self.tensors = tensors  # last: whoever is interrupted before it holds them again
 
     def look(self) -> None:
         """Have the values of the tensors as they are now."""
