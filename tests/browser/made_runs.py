@@ -226,8 +226,11 @@ def write(
             for phase in phases:
                 values = np.array([loss(step)])
                 writer.numbers(NumberBatch(step, phase, ["loss"], [None], values))
+            if step % 100 == 99:
+                writer.flush(120.0)  # no training waits here, and a full writer drops records
+        assert writer.flush(120.0)
+        assert writer.counts.dropped == {}
         if is_killed:
-            writer.flush()
             os._exit(9)
     return path
 
