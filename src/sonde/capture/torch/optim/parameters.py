@@ -55,7 +55,7 @@ class ParameterBatch:
     def hold(self) -> None:
         """Have the tensors at hand. Their owner sees to it that they live."""
         if not self.tensors:
-            tensors = [p for known in self._references if (p := known()) is not None]
+            tensors: list[Tensor] = [p for known in self._references if (p := known()) is not None]
             self.values = locals_of(tensors)
             self.tensors = tensors  # last: whoever is interrupted before it holds them again
 
